@@ -164,6 +164,9 @@ def test_bad_input() -> None:
     with pytest.raises(hw.ConfigError, match="soft cap"):
         attention_lrp(capped, v, g)
     layer, x = hw.MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
+    with pytest.raises(hw.ConfigError, match="training mode"):
+        relevance(layer, lambda: layer(x).sum())
+    layer.eval()
     with pytest.raises(hw.ConfigError, match="run: called no attention"):
         relevance(layer, lambda: x.sum())
     for run in (lambda: layer(x), lambda: layer(x).sum().detach(), lambda: float(layer(x).sum().detach())):
@@ -174,6 +177,6 @@ def test_bad_input() -> None:
     found = relevance(layer, lambda: layer(x).sum())
     with pytest.raises(IndexError, match="position 5"):
         found.rollout(5)
-    cross = hw.MultiHeadAttention(8, 2)
+    cross = hw.MultiHeadAttention(8, 2).eval()
     with pytest.raises(hw.ConfigError, match="expected n × n"):
         relevance(cross, lambda: cross(x, torch.randn(1, 7, 8)).sum()).rollout()

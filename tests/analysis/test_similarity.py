@@ -449,3 +449,11 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     assert sorted(found.order) == [0, 1, 2]
     with pytest.raises(ConfigError, match=r"groups.*requires scipy: pip install scipy"):
         found.groups()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_distances_that_are_not_finite_have_no_tree(bad: float) -> None:
+    far = torch.ones(4, 4, dtype=torch.float64)
+    far[1, 2] = far[2, 1] = bad
+    with pytest.raises(ConfigError, match="distance has entries that are NaN or infinite"):
+        _ = HeadSimilarity("distance", ("L0H0", "L0H1", "L0H2", "L0H3"), far, far).order

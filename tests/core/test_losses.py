@@ -1,6 +1,7 @@
 """Losses on attention are their formulas on the stored matrix, with its gradients; two maps too."""
 
 import copy
+import pickle
 from functools import partial
 from typing import Any
 
@@ -98,6 +99,9 @@ def test_copies_of_a_map() -> None:
         assert not same.differentiable
         torch.testing.assert_close(same.measured["entropy"], amap.measured["entropy"].detach())
         assert not same.measured["entropy"].requires_grad
+    for measured in (copy.deepcopy(amap.measured), pickle.loads(pickle.dumps(amap.measured))):
+        torch.testing.assert_close(measured["entropy"], amap.measured["entropy"].detach())
+        assert not measured["entropy"].requires_grad
 
 
 def test_gradients_reach_the_other_map_alone() -> None:

@@ -335,3 +335,16 @@ def test_what_there_is_none_of_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     for way in (second, pushed):
         with pytest.raises(KernelError, match=r"kernel='torch_blocks' has no second derivative.*'reference' has all"):
             way(kernel="torch_blocks")
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "torch_blocks"])
+@pytest.mark.parametrize("factor", [20.0, 60.0])
+def test_heads_with_one_weight_have_no_curvature_but_rounding(kernel: str, factor: float) -> None:
+    """The weights of a second pass are not those of the kernel's log-sum-exp where its products round otherwise."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
+    given = [(q * factor).requires_grad_(), (k * factor).requires_grad_(), v.requires_grad_()]
+    found = torch.autograd.grad(hw.attend(*given, kernel=kernel).square().sum(), given, create_graph=True)
+    dq, dk, dv = torch.autograd.grad(sum(x.square().sum() for x in found), given)
+    assert float(dv.abs().max()) > 10
+    assert max(float(x.abs().max()) for x in (dq, dk)) < 0.01

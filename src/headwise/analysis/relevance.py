@@ -177,7 +177,7 @@ def relevance(
     """What each key contributes to a number that a model computes, such as a logit, in every head of every layer.
 
         >>> import torch, headwise as hw
-        >>> model = torch.nn.Sequential(hw.MultiHeadAttention(16, 4), hw.MultiHeadAttention(16, 4))
+        >>> model = torch.nn.Sequential(hw.MultiHeadAttention(16, 4), hw.MultiHeadAttention(16, 4)).eval()
         >>> x = torch.randn(1, 7, 16)
         >>> found = hw.analysis.relevance(model, lambda: model(x)[0, -1, 3])
         >>> found["1"].row(-1).shape, found.rollout().shape
@@ -191,13 +191,15 @@ def relevance(
     Returns:
         `Relevance`. Memory is that of a training step; no n×m matrix is stored.
     Raises:
-        ConfigError: if no attention was called, for a result that is no number or does not depend on the heads, or
-            within `hw.intervene`.
+        ConfigError: in training mode, if no attention was called, for a result that is no number or does not depend on
+            the heads, or within `hw.intervene`.
     Source: Chefer et al. 2021, 2103.15679; gradients of the outputs of heads as Dao et al. 2022, 2205.14135, eq. 4.
     """
     if events.editing:
         raise ConfigError("relevance: the attention of a model is edited (hw.intervene); call it outside of that")
     places = find_heads(model_of(model)) if sites is None else list(sites)
+    if any(site.module.training for site in places):
+        raise ConfigError("model: is in training mode, where dropout is active; call model.eval() first")
     keep, taps = Keep(), [_Tap(site) for site in places]
     with torch.enable_grad(), ExitStack() as stack:
         for tap in taps:

@@ -107,6 +107,8 @@ class HeadSimilarity(Printed):
         if self.distance is None:
             raise ConfigError(f"{self.kind}: rows and columns mean different things, so heads cannot be grouped by it")
         far = self.distance.numpy()
+        if not np.isfinite(far).all():
+            raise ConfigError(f"{self.kind}: distance has entries that are NaN or infinite, so heads cannot be grouped")
         tree = _average_linkage(far)
         return _ordered(tree, far) if 2 < len(far) <= 512 else tree
 

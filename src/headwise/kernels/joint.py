@@ -138,8 +138,11 @@ class TermGradients:
 
     def finish(self) -> list[Tensor | None]:
         """The gradients in the order and dtypes of the tensors."""
-        biases = [None if d is None else d.to(x.dtype) for d, x in zip(self.biases, self.terms.biases, strict=True)]
-        return [self.relative, self.sinks, *biases]
+        found, held = (
+            (self.relative, self.sinks, *self.biases),
+            (self.terms.relative, self.terms.sinks, *self.terms.biases),
+        )
+        return [None if d is None or x is None else d.to(x.dtype) for d, x in zip(found, held, strict=True)]
 
 
 def add_largest(

@@ -25,6 +25,7 @@ from torch import Tensor
 from headwise.errors import KernelError
 from headwise.kernels.call import Call
 from headwise.kernels.gradients import REMEDY, complete, each_entry
+from headwise.kernels.reads import Matrix, TileReads
 from headwise.kernels.torch_blocks import TermGradients, TorchBlocks
 from headwise.rule import Rule, Terms, grouped, grouped_t, own_dtypes, raw_scores, sink_weight, without_masked_queries
 from headwise.rule.tiles import Tile
@@ -170,9 +171,12 @@ class _OfCall:
         return self.rule_of((q, k, v, *rest[:terms]), rest[terms:])
 
     def moving(self, *given: Any) -> _Moving:
-        """From moves and a call."""
+        """From moves and a call. Saturated weights are those of its log-sum-exp only where both have the same
+        rounding."""
         q, k, v, out, lse, *rest = given[self.inputs :]
-        return _Moving(self.rule(q, k, v, rest), q, k, v, out, lse, given[: self.inputs])
+        rule = self.rule(q, k, v, rest)
+        exact = TileReads().exact(Matrix.of_all_keys(q, k, lse, rule)).lse
+        return _Moving(rule, q, k, v, out, exact, given[: self.inputs])
 
     def move_output(self, *given: Any) -> tuple[Tensor]:
         """The direction of the output, from moves and a call."""

@@ -1,6 +1,7 @@
 """The shares of each read of a map, and of measures, in `headwise.map.gradients`: their derivatives on a tile."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, cast
 
 import torch
@@ -338,6 +339,9 @@ class LearnedMeasurements(Measurements):
         found = Measurements(self._measures, list(self.states.values()), self.nonfinite)
         found.nonfinite_values = self.nonfinite_values
         return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copy, (self.detach(),)  # a copy is no part of the graph, as of a map
 
     def _numbers(self) -> dict[str, Tensor]:
         return {name: x.detach() for name, x in super()._numbers().items()}  # to be shown
