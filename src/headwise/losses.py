@@ -275,7 +275,10 @@ def _following(
     """The mean of a loss over maps and those that they follow, which get no gradient."""
     maps, followed = _listed(name, attention), _listed(name, targets)
     if len(maps) != len(followed):
-        raise ConfigError(f"losses.{name}: {len(maps)} maps to train, and {len(followed)} that they follow")
+        raise ConfigError(
+            "losses.{name}: {count} maps to train, and {followed} that they follow; expected as many",
+            name=name, count=len(maps), followed=len(followed),
+        )  # fmt: skip
     each = iter(followed)
     return _mean(name, maps, lambda amap: loss(amap, next(each).detach()))
 
