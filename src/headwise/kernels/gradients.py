@@ -279,6 +279,7 @@ class _Attend(torch.autograd.Function):
         q, k, v, out, lse, *rest = saved
         values = dict(zip(ctx.joint or (), rest, strict=False))
         relative, sinks, *rest = rest[len(values) :]
+        _check_saved(ctx.rule.grid, q, k, v, out, lse)
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
         call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, on_delta=ctx.on_delta)
         if ctx.values_finite is not None:
@@ -333,10 +334,25 @@ class _Again(torch.autograd.Function):
         q, k, v, out, lse, *_ = saved
         found = ctx.prepared.backward(q, k, v, out, lse, grad_out)
         if found is None:
+            _check_saved(ctx.prepared.rule.grid, q, k, v, out, lse)
             with own_dtypes(q):
                 call = Call(q, k, v, ctx.prepared.rule)
                 found = ctx.kernel.gradients(call, out, lse, grad_out, (False, False))[:3]
         return None, *found, None, None
+
+
+def _check_saved(grid: Grid, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Compiled kernels trust that these tensors fit together, and hooks return what they like."""
+    (b, h, n, m), d, d_v, h_kv = grid, q.shape[-1], out.shape[-1], k.shape[1] if k.ndim == 4 else 0
+    expected = [(b, h, n, d), (b, h_kv, m, d), (b, h_kv, m, d_v), (b, h, n, d_v), (b, h, n)]
+    found = [tuple(x.shape) for x in (q, k, v, out, lse)]
+    kinds = {(x.dtype, x.device) for x in (q, k, v, out)} | {(q.dtype, lse.device)}
+    if found != expected or len(kinds) > 1 or lse.dtype != torch.promote_types(q.dtype, torch.float32):
+        dtypes = sorted({str(x.dtype) for x in (q, k, v, out, lse)})
+        raise KernelError(
+            f"saved tensors came back as {found} in {', '.join(dtypes)}; a hook (torch.autograd.graph."
+            "saved_tensors_hooks) must return what it was given"
+        )
 
 
 def _after_attend(ctx: Any) -> str | Derivatives:
