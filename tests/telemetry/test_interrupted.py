@@ -122,4 +122,4 @@ def test_a_module_that_calls_itself_is_one_forward(x):
     with hw.watch(model, measures=["entropy"]) as record:
         model(x)
     assert record.ledger.steps == 1
-    assert torch.equal(record.ledger.last.layers["first"].pooled.numbers[1], torch.full((1, H), 4.0 * N))
+    assert torch.equal(record.ledger.states[0].layers["first"].pooled.numbers[1], torch.full((1, H), 4.0 * N))

@@ -15,6 +15,7 @@ from watched_models import ids, transformers_model, x
 
 import headwise as hw
 from headwise import losses
+from headwise.text import in_language
 
 B, N = 3, 11
 PADDED = torch.arange(N) >= torch.tensor([[N], [7], [9]])
@@ -204,8 +205,8 @@ def test_gradients_are_those_of_eager_weights(kind: str, way: str) -> None:
         seen = attached(model, run)
     with seen as found:
         got = gradients(model, run(model) + of(found))
+        assert len(found.maps) == 2
     assert_alike(got, expected, bound=1e-6 if kind == "llama" else 1e-10)  # whose norms and softmax are in float32
-    assert len(found.maps) == 2
 
 
 def test_measures_of_the_call_have_gradients_and_the_numbers_of_the_record_have_none() -> None:
@@ -291,6 +292,61 @@ def test_the_graph_of_a_step_is_released_when_the_next_begins() -> None:
             assert alive == [0]
 
 
+class Parted(nn.Module):
+    """Layers in a part of the model, and a part without attention."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.head = inner, nn.Linear(24, 5).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x))
+
+
+@pytest.mark.parametrize("make", [written, blocks])
+def test_a_part_that_is_called_by_itself_has_the_maps_of_its_last_call(make: Callable[..., Stack]) -> None:
+    model, given = Parted(make()), x(B, N).double()
+    with hw.attach(model, given if make is written else None, differentiable=True) as handle:
+        model(given)
+        expected = list(handle.maps)
+        assert len(expected) == 2
+        for _ in range(3):
+            y = model.inner(given)
+            model.head(y)  # computes no attention
+            assert list(handle.maps) == expected
+            assert list(gradients(model, of(handle)))
+
+
+def test_nothing_of_the_graph_is_held_by_a_handle_that_is_detached() -> None:
+    model = encoder()
+    with hw.attach(model, differentiable=True) as handle:
+        model(x(B, N).double())
+        held = [weakref.ref(amap) for amap in handle.maps.values()]
+        assert len(held) == 2
+    assert handle.maps == {}
+    gc.collect()
+    assert [one() for one in held] == [None, None]
+
+
+def test_measures_of_a_call_whose_queries_were_changed_in_place_are_refused() -> None:
+    class Changed(Written):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            self.queries.detach().mul_(1.5)
+            return y
+
+    model = Stack(Changed()).double()
+    keep = model.layers[0].projections[0].register_forward_hook(lambda m, _, q: setattr(model.layers[0], "queries", q))
+    with keep, hw.watch(model, measures=["entropy"], differentiable=True) as record:
+        model(x(B, N).double())
+        measured = record.maps["layers.0"].measured
+        assert measured is not None
+        message = r"float64 \[3, 4, 11, 6\].*was changed in place since"
+        with pytest.raises(hw.ConfigError, match=message) as caught:
+            measured["entropy"].sum().backward()
+    assert "就地修改" in caught.value.zh
+
+
 def test_what_has_no_gradients_is_refused() -> None:
     model, given = written(), x(B, N).double()
     with hw.watch(model, maps="lazy") as record:
@@ -318,6 +374,7 @@ def test_maps_that_are_not_of_one_call_have_a_remark() -> None:
     with pytest.warns(UserWarning, match="its map has no gradients"), hw.watch(layer, differentiable=True) as record:
         layer(x(d=12))
     assert float(record.latest["entropy"].min()) > 0
+    assert "没有梯度" in in_language(record.remarks[""], "zh")
     with pytest.raises(hw.ConfigError, match="no gradients"):
         of(record)
 

@@ -2,6 +2,8 @@ import copy
 import gc
 import pickle
 import weakref
+from contextlib import contextmanager
+from threading import Thread
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from watched_models import MIXED_LAYERS, ids, largest, mixed, transformers_model, x
 
 import headwise as hw
+from headwise.telemetry import ledger
 from headwise.telemetry.ledger import KEPT
 
 
@@ -244,6 +247,78 @@ def test_numbers_do_not_depend_on_when_they_are_read():
         assert one.numbers.untyped_storage().nbytes() == one.numbers.nbytes
 
 
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("defaults", [lambda: torch.device("meta"), lambda: default_dtype(torch.float64)])
+def test_numbers_do_not_depend_on_the_defaults_where_they_are_read(defaults):
+    model = mixed()
+    with hw.watch(model, measures=["entropy"]) as record, hw.watch(model, measures=["entropy"]) as other:
+        for _ in range(3):
+            model(x())
+        with defaults():
+            found = [record.latest.numbers, record.totals.numbers, record.latest["entropy"], record.history["entropy"]]
+            assert hw.watch(model).totals.numbers.dtype == torch.float32
+    expected = [other.latest.numbers, other.totals.numbers, other.latest["entropy"], other.history["entropy"]]
+    assert {(one.dtype, one.device.type) for one in found} == {(torch.float32, "cpu")}
+    assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("broken", ["tables", "columns"])
+def test_steps_that_could_not_be_read_wait_for_the_next_read(monkeypatch, broken):
+    works, calls = getattr(ledger, broken), []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) > 1:  # the first two steps are alike, and are added up together
+            raise MemoryError
+        return works(*given)
+
+    model = mixed()
+    with hw.watch(model, measures=["entropy"]) as record, hw.watch(model, measures=["entropy"]) as other:
+        for _ in range(2):
+            model(x())
+        model.encoder(x())
+        monkeypatch.setattr(ledger, broken, failing)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                record.latest  # noqa: B018
+        monkeypatch.undo()
+        model(x())
+    assert record.history.steps == other.history.steps == [0, 1, 2, 3]
+    assert record.totals.steps == 4
+    assert torch.equal(record.totals.numbers, other.totals.numbers)
+
+
+def test_totals_are_of_the_same_steps_while_another_thread_ends_some(monkeypatch):
+    model = mixed()
+    with hw.watch(model, measures=["entropy"], steps="manual") as record:
+        model(x())
+        record.step()
+        model(x())
+        fold, others = record.ledger.fold, []
+
+        def meanwhile():
+            fold()
+            if not others:
+                others.append(Thread(target=record.ledger.end_step))
+                others[0].start()
+                others[0].join(0.2)
+
+        monkeypatch.setattr(record.ledger, "fold", meanwhile)
+        totals = record.totals
+        assert (totals.step, totals.steps) == (0, 1)
+        others[0].join()
+        assert record.ledger.steps == 2
+
+
 def test_a_writer_receives_each_step_when_it_ends():
     class Writer:
         target, steps = "here", ()
@@ -455,7 +530,7 @@ def test_checkpointed_calls_are_counted_once(reentrant, kernel):
     assert record.ledger.index == 1
     assert len(record.maps) == 3
     assert torch.equal(record.totals.numbers, plain.totals.numbers)
-    rows = [layer.pooled.numbers[1, 1] for layer in record.ledger.total.layers.values()]
+    rows = [layer.pooled.numbers[1, 1] for layer in record.ledger.states[1].layers.values()]
     assert all(torch.equal(count, torch.full_like(count, 22)) for count in rows)  # 2 entries of 11 queries, once
 
 

@@ -17,6 +17,7 @@ from headwise.map import AttentionMap
 from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import (
     Layers,
+    entrances,
     find,
     give_back,
     named,
@@ -27,11 +28,13 @@ from headwise.models.adapters.places import (
     take_over,
     taken_anew,
 )
+from headwise.models.frames import Calls
 from headwise.models.hooks import Hook, around, called
 from headwise.models.replace import Replacement
 from headwise.nn.base import AttentionLayer
 from headwise.nn.owned import copied
 from headwise.publishing import TOLD, AttentionCall, observe
+from headwise.text import tr
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
@@ -78,7 +81,8 @@ def attach(
             output_attentions=True return them.
         differentiable: the handle's `.maps` are those of the last forward of the model, with gradients, as of
             `attend(…, differentiable=True)`, for `headwise.losses`, which take the handle; the next forward releases
-            them. Attention that is recognised has maps from the second forward on, or with a batch from the first.
+            them, as does `detach`. A part with attention that is called by itself is a forward, as in `watch`.
+            Attention that is recognised has maps from the second forward on, or with a batch from the first.
     Returns:
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
         the modules that are computed by headwise now, and those that cannot be, with the reason.
@@ -166,23 +170,31 @@ class Attachment:
         for name, module in modules.items():
             vars(module)[TOLD] = Hook(partial(self._left, name))  # which copies do not keep
         self.maps: dict[str, AttentionMap] = {}
-        self._observing = ExitStack()
+        self._calls, self._observing = Calls(), ExitStack()
         if differentiable:
-            self._proofs += around(model, self._release, lambda *_: None)
+            for part in entrances(model, dict(model.named_modules())):
+                self._proofs += around(part, self._begin, self._end)
             self._observing.enter_context(
                 observe(self._keep, model=model, on_error=self._without_map, differentiable=True)
             )
 
     @eager
-    def _release(self, module: nn.Module, args: Any) -> None:
-        if not events.in_backward():
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        """An outermost call of the model, or of a part with attention, begins, which is no part of one elsewhere."""
+        new = not events.in_backward() and self._calls.begin(module) and {*self._calls.elsewhere().values()} <= {module}
+        if new and module in entrances(self.model, {x: self.model.get_submodule(x) for x in self.editable}):
             self.maps = {}
+
+    @eager
+    def _end(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._calls.end(module)
 
     def _keep(self, call: AttentionCall) -> None:
         self.maps[events.call_name(call.name, self.maps)] = call.map
 
     def _without_map(self, name: str, held: Held | None, out: Tensor, error: Exception) -> None:
-        warn(f"attach(model): {name or type(self.model).__name__}: a call has no map: {error}")
+        name = name or type(self.model).__name__
+        warn(tr("attach(model): {name}: a call has no map: {error}", name=name, error=str(error)))
 
     def _left(self, name: str, why: str) -> None:
         """A call of a module was not computed by headwise."""
@@ -221,6 +233,7 @@ class Attachment:
         for handle in self._proofs:
             handle.remove()
         self._observing.close()
+        self.maps = {}  # which hold a graph
         if self._recognised is not None:
             self._recognised.close()
         self._modules, self._targets, self._recognised, self._active = {}, [], None, False

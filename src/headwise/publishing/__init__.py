@@ -39,6 +39,7 @@ from headwise.map.attention import attend_to
 from headwise.masks import Mask, conjuncts
 from headwise.publishing.tokens import copied, over_tokens, renamed, token_map
 from headwise.stats import Measure, Measurements, resolve
+from headwise.text import tr
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def published(
         with held_warnings() as remarks:
             found = _computed(compute, asked, return_map, undo, strict=strict, unread=unread)
         if asked.learned and found.error is None and not getattr(found.result[1], "differentiable", False):
-            remarks.append("its map has no gradients, as it is not that of one call of attend without edits")
+            remarks.append(tr("its map has no gradients, as it is not that of one call of attend without edits"))
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
     if not events.in_backward():

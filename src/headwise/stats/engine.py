@@ -61,7 +61,7 @@ class Merging:
         self.together = [m for m in measures if goes_together(m) and type(m).merge is RowMeasure.merge]
         self.others = [m for m in measures if m not in self.together]  # those that are merged one by one
         self.names = [measure.name for measure in self.together]
-        self._largest = torch.tensor([[m.reduce == "max"] for m in self.together], dtype=torch.bool)
+        self._largest = torch.tensor([[m.reduce == "max"] for m in self.together], dtype=torch.bool, device="cpu")
 
     def tried(self, unknown: dict[str, str], measure: Measure, function: Callable[..., Any], *args: Any) -> Any:
         """function(*args) of a measure; None, and the reason in `unknown`, if it fails."""

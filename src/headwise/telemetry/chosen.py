@@ -142,10 +142,3 @@ def _named(model: nn.Module, places: Named, layers: Layers) -> Named:
     if not found:
         raise ConfigError(f"layers={layers!r}: {type(model).__name__} has no module of that name")
     return found
-
-
-def entrances(model: nn.Module, places: Named) -> dict[nn.Module, None]:
-    """Where a forward may begin: the model, its children and models of transformers in it, as trainers call parts."""
-    watched = {*places.values()}
-    parts = [*model.children(), *(part for part in model.modules() if hasattr(part, "set_attn_implementation"))]
-    return dict.fromkeys([model, *(part for part in parts if not watched.isdisjoint(part.modules()))])

@@ -134,7 +134,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
     ]  # fmt: skip
     if not copy:
         own.ledger.clipped = summary.step
-    ran = own.ledger.last.layers
+    ran = own.ledger.states[0].layers
     unclipped = [
         (name, i, x) for (name, _), each in zip(plans, seen, strict=True) for i, x in enumerate(each)
         if name in ran and (isnan(x) or x == inf)
@@ -148,7 +148,7 @@ def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str,
     sites = {site.module: _whole(site) for site in find_heads(model)}
     refused = []
     for module, name in names.items():
-        site, layer = sites.get(module), record.ledger.last.layers.get(name)
+        site, layer = sites.get(module), record.ledger.states[0].layers.get(name)
         if reason := _refuse_split(site, layer, of_all) or _refuse(site):
             refused.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
     if refused:

@@ -25,12 +25,12 @@ from headwise.errors import ConfigError, check_choice
 from headwise.kernels.compiling import eager
 from headwise.kernels.events import in_backward, subscribe
 from headwise.kernels.spread import Held
-from headwise.models.adapters.places import give_back, select, take_over
+from headwise.models.adapters.places import entrances, give_back, select, take_over
 from headwise.models.configuration import num_heads
-from headwise.models.recognise.frames import Calls, turn
+from headwise.models.frames import Calls, turn
 from headwise.models.recognise.publisher import FollowedForward, not_followed
 from headwise.nn.base import AttentionLayer
-from headwise.telemetry.chosen import Chosen, chosen, entrances, may_have_more
+from headwise.telemetry.chosen import Chosen, chosen, may_have_more
 
 Self = TypeVar("Self", bound="GateGradients")
 

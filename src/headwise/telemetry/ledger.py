@@ -144,18 +144,21 @@ class Running:
         self.layers[name] = first.merged(*more) if more else first
 
 
+_READ: Any = {"dtype": torch.float32, "device": "cpu"}  # of what is read, whatever the reader's defaults are
+
+
 def tables(
     steps: Sequence[Running], names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
 ) -> tuple[tuple[tuple[str, int], ...], Tensor, Tensor]:
     """places, numbers and nonfinite of `Summary`, the tensors of all steps, with one transfer from each device. steps:
     as of `columns`, all with the same layers. order: layers in the order of their rows and the numbers of each one's
     heads, NaN for those that did not run; heads: those to keep, None for all."""
-    table = torch.full((len(steps), sum(map(len, order.values())), len(names) + 4), torch.nan)
+    table = torch.full((len(steps), sum(map(len, order.values())), len(names) + 4), torch.nan, **_READ)
     layers = steps[0].layers
     for device in {layer.nonfinite.device for layer in layers.values()}:
         here = [name for name in order if (x := layers.get(name)) and x.nonfinite.device == device]
         if here:
-            rows = torch.tensor([one for name in order for one in [name in here] * len(order[name])])
+            rows = [i for i, name in enumerate(name for name in order for _ in order[name]) if name in here]
             table[:, rows] = columns([[step.layers[name] for step in steps] for name in here]).cpu()
     places = [(name, head) for name, here in order.items() for head in here]
     if heads is not None:
@@ -238,11 +241,10 @@ class Summary(Tabled, Mapping[str, Tensor]):
     nonfinite_result: bool = False
 
     def __getitem__(self, name: str) -> Tensor:
-        column = self.numbers[:, self._column(name)]
         layers = self.layers
-        table = torch.full((len(layers), max((head for _, head in self.places), default=-1) + 1), torch.nan)
+        table = torch.full((len(layers), max((head for _, head in self.places), default=-1) + 1), torch.nan, **_READ)
         index = {layer: i for i, layer in enumerate(layers)}
-        for (layer, head), value in zip(self.places, column.tolist(), strict=True):
+        for (layer, head), value in zip(self.places, self.column(name).tolist(), strict=True):
             table[index[layer], head] = value
         return table
 
@@ -259,7 +261,9 @@ class Summary(Tabled, Mapping[str, Tensor]):
 
     def column(self, name: str) -> Tensor:
         """A measure of every row of `places`, [rows]."""
-        return self.numbers[:, self._column(name)]
+        if name not in self.names:
+            raise unknown_name("measure", name, self.names, listed="" if self.names else "nothing was measured")
+        return self.numbers[:, self.names.index(name)]
 
     @cached_property
     def table(self) -> HeadTable:
@@ -293,11 +297,6 @@ class Summary(Tabled, Mapping[str, Tensor]):
             layers[layer] = entry
         return {"step": self.step, "steps": self.steps, "layers": layers}
 
-    def _column(self, name: str) -> int:
-        if name not in self.names:
-            raise unknown_name("measure", name, self.names, listed="" if self.names else "nothing was measured")
-        return self.names.index(name)
-
 
 def _column(name: str, values: Tensor) -> HeadColumn:
     """The column of a measure, with unit and description if its name is registered."""
@@ -319,10 +318,8 @@ class History(Sequence[Summary]):
         if not isinstance(key, str):
             return self._summaries[key]
         tables = [summary[key] for summary in self._summaries]
-        if not tables:
-            return torch.empty(0, 0, 0)
-        layers, heads = max(len(table) for table in tables), max(table.shape[1] for table in tables)
-        grown = torch.full((len(tables), layers, heads), torch.nan)
+        layers, heads = (max((table.shape[axis] for table in tables), default=0) for axis in (0, 1))
+        grown = torch.full((len(tables), layers, heads), torch.nan, **_READ)
         for i, table in enumerate(tables):
             grown[i, : len(table), : table.shape[1]] = table
         return grown
@@ -410,34 +407,33 @@ class Ledger:
         return step
 
     def fold(self) -> None:
-        """Add the steps that have ended to the totals and the history."""
+        """Add the steps that have ended to the totals and the history; where that raises, they wait for the next."""
         with _folding:
             ended, self._ended = self._ended, []
-            for steps in (list(alike) for _, alike in groupby(ended, Running.kind)):
-                self._last = steps[-1]
-                for name in self._last.layers:
-                    layers = [step.layers[name] for step in steps]
-                    if bool(torch.stack([layer.nonfinite for layer in layers]).any()):
-                        layers = [layer.trusted() for layer in layers]
-                    self._total.add(name, *layers)
-                order = dict(islice(self._order.items(), self._last.known))
-                places, *found = tables(steps, self._names, order, self._heads)
-                for step, given, bad in zip(steps, *found, strict=True):  # copies: a summary can outlive the others
-                    numbers, nonfinite = given.clone(), bad.clone()
-                    self._past.append(Summary(step.index, 1, places, self._names, numbers, nonfinite, step.spoiled))
-                self._latest = self._past[-1]
+            try:
+                for steps in [list(alike) for _, alike in groupby(ended, Running.kind)]:
+                    order = dict(islice(self._order.items(), steps[-1].known))
+                    places, *found = tables(steps, self._names, order, self._heads)
+                    total = Running(dict(self._total.layers))
+                    for name in steps[-1].layers:
+                        layers = [step.layers[name] for step in steps]
+                        if bool(torch.stack([layer.nonfinite for layer in layers]).any()):
+                            layers = [layer.trusted() for layer in layers]
+                        total.add(name, *layers)
+                    for step, given, bad in zip(steps, *found, strict=True):  # copies: a summary can outlive the others
+                        numbers, nonfinite = given.clone(), bad.clone()
+                        self._past.append(Summary(step.index, 1, places, self._names, numbers, nonfinite, step.spoiled))
+                    self._last, self._total, self._latest = steps[-1], total, self._past[-1]
+                    del ended[: len(steps)]
+            finally:
+                self._ended = ended + self._ended
 
     @property
-    def last(self) -> Running:
-        """The states of the last step."""
-        self.fold()
-        return self._last
-
-    @property
-    def total(self) -> Running:
-        """The states of all steps."""
-        self.fold()
-        return self._total
+    def states(self) -> tuple[Running, Running]:
+        """The states of the last step, and of all steps."""
+        with _folding:
+            self.fold()
+            return self._last, self._total
 
     @property
     def latest(self) -> Summary:
@@ -453,13 +449,15 @@ class Ledger:
     @property
     def totals(self) -> Summary:
         """The summary of all steps."""
-        return self.summarise(self.total, self.latest.step, self.steps)
+        with _folding:  # of the same steps, whatever ends in another thread
+            return self.summarise(self.states[1], self._latest.step, self.steps)
 
     @property
     def history(self) -> History:
         """The latest steps."""
-        self.fold()
-        return History(tuple(self._past))
+        with _folding:
+            self.fold()
+            return History(tuple(self._past))
 
     def summarise(self, running: Running, step: int, steps: int, whole: Running | None = None) -> Summary:
         """The summary of states of several steps, such as those of all ranks, with the heads of `whole`."""

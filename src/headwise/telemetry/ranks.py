@@ -39,7 +39,7 @@ class Reduced:
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
 
-def gathered(runnings: list[Running], group: Any, modules: Mapping[str, nn.Module]) -> list[Running]:
+def gathered(runnings: Sequence[Running], group: Any, modules: Mapping[str, nn.Module]) -> list[Running]:
     """Merge each over the ranks, in their order, so that all get the same bits; one collective for sizes, one for
     numbers. ConfigError on every rank if they did not all measure the same layers and heads."""
     if not (dist.is_available() and dist.is_initialized()):

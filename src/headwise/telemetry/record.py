@@ -20,9 +20,9 @@ from headwise.kernels.compiling import eager
 from headwise.kernels.events import call_name, here, in_backward
 from headwise.kernels.graph import has_derivatives, outside_transforms, plain
 from headwise.kernels.spread import Held
-from headwise.models.adapters.places import give_back, proven, take_over
+from headwise.models.adapters.places import entrances, give_back, proven, take_over
+from headwise.models.frames import Calls, turn
 from headwise.models.hooks import around
-from headwise.models.recognise.frames import Calls, turn
 from headwise.models.recognise.publisher import FollowedForward, not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
 from headwise.publishing import AttentionCall, observe
@@ -30,7 +30,7 @@ from headwise.rule import own_dtypes
 from headwise.table import HeadTable
 from headwise.table.show import Shown
 from headwise.telemetry.alarms import Alarm, Alarms, Writer, Writers, spoiled
-from headwise.telemetry.chosen import Chosen, Options, entrances
+from headwise.telemetry.chosen import Chosen, Options
 from headwise.telemetry.ledger import History, Ledger, Merging, Running, Summary, layer_of, unknown_layer
 from headwise.telemetry.lens import Maps, Projections, picture
 from headwise.telemetry.ranks import Reduced, gathered
@@ -274,7 +274,7 @@ class Record(Shown):
             ConfigError: if torch.distributed is not initialised, or the ranks have measured different layers, or heads
                 that are split in a way that cannot be read.
         """
-        last, total = gathered([self.ledger.last, self.ledger.total], group, self.modules())
+        last, total = gathered(self.ledger.states, group, self.modules())
         found = ((last, 1), (total, self.ledger.steps))
         return Reduced(self, *(self.ledger.summarise(x, self.latest.step, steps, total) for x, steps in found))
 

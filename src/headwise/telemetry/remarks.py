@@ -11,6 +11,7 @@ from headwise.kernels.graph import plain
 from headwise.masks import sequences
 from headwise.models.adapters.places import computed
 from headwise.publishing import AttentionCall
+from headwise.text import joined, tr
 
 
 @dataclass
@@ -174,10 +175,10 @@ class Remarks:
 
     def found(self) -> dict[str, str]:
         """name → remark, of the modules of which there is one."""
-        found = {name: "; ".join(remarks) for name, remarks in self._said.items()}
+        found: dict[str, str] = {name: joined(remarks, tr("; ")) for name, remarks in self._said.items()}
         for name, calls in self._of.items():
             if remark := calls.remark():
-                found[name] = f"{found[name]}; {remark}" if name in found else remark
+                found[name] = joined([found[name], remark], tr("; ")) if name in found else remark
         return found
 
 

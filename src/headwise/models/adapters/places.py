@@ -216,3 +216,10 @@ def named(places: Named, layers: Layers) -> Named:
             raise ConfigError(f"layers={one!r}: no such layer among the {len(places)} that can be watched: {first}")
         chosen |= found
     return {name: module for name, module in places.items() if name in chosen}
+
+
+def entrances(model: nn.Module, places: Named) -> dict[nn.Module, None]:
+    """Where a forward may begin: the model, its children and models of transformers in it, as trainers call parts."""
+    watched = {*places.values()}
+    parts = [*model.children(), *(part for part in model.modules() if hasattr(part, "set_attn_implementation"))]
+    return dict.fromkeys([model, *(part for part in parts if not watched.isdisjoint(part.modules()))])

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.models.frames import user_line
 from headwise.models.recognise.axes import COMPLEX, indexed, keep_origin, put_together, replaced
-from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.functions import scaled_dot_product_attention
 from headwise.models.recognise.multiplied import multiplied, summed
 from headwise.models.recognise.products import (

@@ -18,9 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.kernels.compiling import stance
 from headwise.kernels.events import original
+from headwise.models.frames import runs
 from headwise.models.hooks import around
 from headwise.models.recognise.chains import see
-from headwise.models.recognise.frames import runs
 from headwise.models.recognise.functions import LIBRARIES
 from headwise.models.recognise.libraries import FusedCall, Library, arguments, first_of, intercepted, take
 from headwise.models.recognise.tracked import IGNORED, OPAQUE, RETURN_OTHERS, SAME, VIEWS, Tracked, unexpected

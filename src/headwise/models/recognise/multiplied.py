@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.models.frames import modules_in_call, user_line
 from headwise.models.recognise.axes import are_of, own_dims
-from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.products import (
     Contraction,
     Factor,

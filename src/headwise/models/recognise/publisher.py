@@ -22,6 +22,7 @@ from headwise.kernels.spread import held_by
 from headwise.map import AttentionMap
 from headwise.map.attention import attend_to
 from headwise.models.adapters.places import computed
+from headwise.models.frames import modules_in_call, user_line
 from headwise.models.hooks import Hook, around
 from headwise.models.recognise.attention import Attention, Call, assembled
 from headwise.models.recognise.following import (
@@ -33,7 +34,6 @@ from headwise.models.recognise.following import (
     not_in_one_graph,
     uncompiled,
 )
-from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.tracked import (
     UNEXPECTED,
     Followed,
@@ -363,7 +363,7 @@ class FollowedForward:
         rows = SOME if place[0] in self._whole and not x.note else None  # of changed weights, only some rows may differ
         learned = torch.is_grad_enabled() and any(one.differentiable for one in subscribers_of(place[0]))
         # The graph keeps tensors as they are: gradient checkpointing, which does not repeat this, must not count them.
-        unseen = saved_tensors_hooks(Tensor.detach, lambda x: x) if learned else nullcontext()
+        unseen = saved_tensors_hooks(lambda x: (x.detach(), x._version), _as_saved) if learned else nullcontext()
         try:
             with torch.set_grad_enabled(learned), unseen, own_dtypes(out):
                 a = assembled(given)
@@ -398,6 +398,18 @@ class FollowedForward:
                     receiver(delta)
 
             returned.register_hook(publish)
+
+
+def _as_saved(saved: tuple[Tensor, int]) -> Tensor:
+    """ConfigError if a tensor was changed in place since, which PyTorch does not look at where hooks save."""
+    x, version = saved
+    if x._version != version:
+        raise ConfigError(
+            "the map of a recognised attention has no gradients any more: a tensor of its call ({what}: q, k, or of "
+            "its mask or scores) was changed in place since; let the code of the model change a copy",
+            what=f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}",
+        )
+    return x
 
 
 def _checked(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.frames import modules_in_call, user_line
 from headwise.models.recognise.products import Contraction, Layout, whole
 from headwise.publishing import NotPublished
 

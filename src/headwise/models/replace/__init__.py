@@ -25,10 +25,10 @@ from headwise.errors import ConfigError, warn
 from headwise.kernels import events
 from headwise.kernels.events import here as settings, in_backward, subscribers_of
 from headwise.map.attention import attend_to
+from headwise.models.frames import Calls, in_checkpoint
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import assembled
 from headwise.models.recognise.following import compile_with, following, not_in_one_graph, uncompiled
-from headwise.models.recognise.frames import Calls, in_checkpoint
 from headwise.models.recognise.publisher import explained, nothing
 from headwise.models.recognise.tracked import UNEXPECTED, Followed, Lost, NotFinite, Tracked, Values, unexpected
 from headwise.models.replace.deferred import Deferred, Deferring, Place, without_shifts

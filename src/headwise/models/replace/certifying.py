@@ -13,11 +13,11 @@ from headwise.kernels.events import within
 from headwise.map import AttentionMap
 from headwise.masks import Causal
 from headwise.models.difference import Difference, difference
+from headwise.models.frames import user_line
 from headwise.models.hooks import arguments
 from headwise.models.recognise.attention import Attention, assembled
 from headwise.models.recognise.axes import are_of, own_dims
 from headwise.models.recognise.following import Following, following
-from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.multiplied import summed_factors
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.publisher import explained, not_followed, nothing, numbered

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from headwise.errors import ConfigError
 from headwise.models.adapters.weights import LazyTensor, dense
+from headwise.models.frames import modules_in_call, user_line
 from headwise.models.recognise.following import Following, name_of
-from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.libraries import FusedCall, Library
 from headwise.models.recognise.products import NAMES as PRODUCTS, Layout, merged
 from headwise.models.recognise.tracked import ARITHMETIC, SAME, SOFTMAX, VIEWS, Followed, Tracked

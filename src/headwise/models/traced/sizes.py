@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.models.difference import difference
-from headwise.models.recognise.frames import line_of_error
+from headwise.models.frames import line_of_error
 from headwise.models.site import HeadSite, pick_heads, scale_heads
 from headwise.models.traced import OF_HEAD, ROLES, TRACED, WIDTH, SharedMaps, Slices, Traced, TracedKind
 

@@ -29,7 +29,7 @@ def node_running(frame: FrameType) -> Any:
     return nodes[index] if index is not None and index < len(nodes) else None
 
 
-_INSIDE = tuple(str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[2])))
+_INSIDE = tuple(str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[1])))
 _CHECKPOINT = str(Path("torch", "utils", "checkpoint.py"))
 _CALL = nn.Module._call_impl.__code__
 
