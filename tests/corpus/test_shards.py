@@ -96,6 +96,18 @@ def test_shards_that_do_not_belong_together_are_named(model_folder, corpus, tmp_
         merge([one], other)
 
 
+@pytest.mark.parametrize("at", [0, -1])
+def test_shards_of_versions_of_a_file_are_not_joined(model_folder, tmp_path, at):
+    """Of the same size; the second shard sees the new version only."""
+    text, path, parts = list(said(900, 1)), tmp_path / "a.txt", [tmp_path / f"part-{i}.csv" for i in range(2)]
+    for i, part in enumerate(parts):
+        text[at] = "武松"[i]
+        path.write_text("".join(text), encoding="utf-8")
+        measure_corpus(model_folder, path, part, **OPTIONS, shard=(i, 2))
+    with pytest.raises(ConfigError, match=r"part-1\.csv' has other settings than .*a\.txt' has different content"):
+        merge(parts, tmp_path / "all.csv")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [({"shard": (2, 2)}, r"shard=\(2, 2\)"), ({"shard": (0.5, 2)}, "shard="), ({"shard": "0/2"}, "shard='0/2'"),
@@ -192,7 +204,7 @@ def test_a_stream_goes_on_with_the_same_bits_and_other_texts_are_named(model_fol
         measure_corpus(model_folder, iter(long[1:]), parts, **OPTIONS)
 
 
-def test_shards_of_an_iterable_hold_every_text_once(model_folder, tmp_path):
+def test_shards_of_an_iterable_hold_every_text_once(model_folder, tmp_path, small_units):
     whole = measure_corpus(model_folder, iter(TEXTS), tmp_path / "whole.csv", **OPTIONS)
     parts = [tmp_path / f"part-{i}.csv" for i in range(3)]
     for i, part in enumerate(parts):
@@ -200,6 +212,7 @@ def test_shards_of_an_iterable_hold_every_text_once(model_folder, tmp_path):
     found = merge(parts, tmp_path / "all.csv")
     torch.testing.assert_close(found.total.numbers, whole.total.numbers, rtol=1e-6, atol=1e-6)
     assert found.total.tokens == whole.total.tokens
+    assert found.about["units"] == sum(Output.of(part).read_about()["units"] for part in parts) > len(parts)
     places = [{one.where for one in each.passages[0, 0].sampled} for each in (found, whole)]
     assert places[0] == places[1]  # the sample does not depend on the shards
 
@@ -236,6 +249,8 @@ def test_the_commands_measure_and_merge(model_folder, corpus, tmp_path):
     assert done.exit_code == 0, done.output
     assert "mean of heads" in done.output
     assert json.loads((tmp_path / "all.csv.about.json").read_text("utf-8"))["options"]["shard"] is None
-    assert "already exists" in str(run("merge", *parts, "--out", tmp_path / "all.csv").exception)
-    assert run("merge", *parts, "--out", tmp_path / "all.csv", "--force").exit_code == 0
-    assert "is the file of" in str(run("merge", *parts, "--out", parts[0], "--force").exception)
+    assert "already exists; give another --out, or --restart" in str(
+        run("merge", *parts, "--out", tmp_path / "all.csv").exception
+    )
+    assert run("merge", *parts, "--out", tmp_path / "all.csv", "--restart").exit_code == 0
+    assert "is the file of" in str(run("merge", *parts, "--out", parts[0], "--restart").exception)

@@ -1,14 +1,19 @@
 """Files found, cut into pieces and windows: nothing is lost, nothing is read twice, and errors name places."""
 
 import gzip
+import io
 import json
 import os
+from typing import ClassVar
 
+import fsspec
 import pytest
 import torch
+from fsspec.spec import AbstractFileSystem
 from hypothesis import given, settings, strategies as st
-from sweep_samples import STEP, said, write_jsonl
+from sweep_samples import STEP, WINDOW, said, write_jsonl
 
+from headwise.corpus import measure_corpus
 from headwise.corpus.select import Frame, batches, stacked, windows
 from headwise.corpus.sources import MOST, SHARE, Source, documents, find_sources, step_for, units
 from headwise.errors import ConfigError, TextError
@@ -108,7 +113,6 @@ def test_a_compressed_file_has_the_texts_of_the_file(tmp_path, kind, packed):
 
 
 def test_files_at_an_address_have_the_texts_of_local_ones(tmp_path):
-    fsspec = pytest.importorskip("fsspec")
     files = fsspec.filesystem("memory")
     here = {
         "a.txt": said(900, 1),
@@ -132,6 +136,54 @@ def test_files_at_an_address_have_the_texts_of_local_ones(tmp_path):
     ]  # fmt: skip
     with pytest.raises(TextError, match=r"'memory://corpus/gone.txt' cannot be read"):
         find_sources(["memory://corpus/gone.txt"])
+
+
+def test_a_name_at_an_address_is_no_pattern_if_it_exists_and_its_query_no_suffix():
+    files = fsspec.filesystem("memory")
+    kinds = {"a[1].txt": "text", "b?sig=1.jsonl": "jsonl", "c.jsonl?sig=1.txt": "jsonl", "d.txt.gz?sig=1": "text"}
+    for name, kind in kinds.items():
+        files.pipe(f"/signed/{name}", b'{"text": "x"}')
+        (found,) = find_sources([f"memory://signed/{name}"])
+        assert (found.path, found.kind, found.packed) == (f"memory://signed/{name}", kind, "gzip" * (".gz" in name))
+    assert [one.path[-9:] for one in find_sources(["memory://signed/[a]*.txt"])] == ["/a[1].txt"]
+
+
+class Listed(AbstractFileSystem):
+    """Keeps its listings, as those of servers do."""
+
+    protocol = "listed"
+    here: ClassVar = {}
+
+    def ls(self, path, detail=True, **kwargs):
+        path = self._strip_protocol(path).rstrip("/")
+        if path not in self.dircache:
+            names = [name for name in self.here if name.startswith(f"{path}/") or name == path]
+            self.dircache[path] = [{"name": name, "size": len(self.here[name]), "type": "file"} for name in names]
+        return self.dircache[path] if detail else [one["name"] for one in self.dircache[path]]
+
+    def invalidate_cache(self, path=None):
+        self.dircache.clear()
+
+    def _open(self, path, mode="rb", **kwargs):
+        return io.BytesIO(self.here[path])
+
+
+def test_what_a_server_said_before_is_asked_again(model_folder, tmp_path, small_pieces):
+    fsspec.register_implementation("listed", Listed, clobber=True)
+    Listed.here["d/a.txt"] = said(900, 1).encode()
+    (then,) = find_sources(["listed://d/*.txt"])
+    Listed.here["d/a.txt"] = said(950, 1).encode()
+    (now,) = find_sources(["listed://d/*.txt"])
+    assert then.size < now.size == len(Listed.here["d/a.txt"])
+
+    def change(what, done, of):
+        Listed.here["d/a.txt"] = said(990, 1).encode()
+
+    with pytest.raises(TextError, match=rf"changed while .*a\.txt' had {now.size:,} bytes and has"):
+        measure_corpus(
+            model_folder, "listed://d/a.txt", tmp_path / "out.csv", measures=["entropy"], window=WINDOW, device="cpu",
+            progress=change,
+        )  # fmt: skip
 
 
 def test_a_long_text_of_a_line_is_cut_as_a_file_is(tmp_path):

@@ -217,6 +217,17 @@ def test_other_files_and_models_are_named(model_folder, corpus, tmp_path):
     measure_corpus(model_folder, corpus, out, **OPTIONS)
 
 
+def test_other_content_of_the_same_time_is_named(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    measure_corpus(model_folder, corpus, out, **OPTIONS)
+    about, text = corpus[0].stat(), corpus[0].read_text("utf-8")
+    corpus[0].write_text(text.replace("松", "武"), encoding="utf-8")
+    os.utime(corpus[0], ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert corpus[0].stat().st_size == about.st_size
+    with pytest.raises(ConfigError, match=r"a\.txt' has different content"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+
+
 @pytest.mark.thorough
 def test_another_batch_size_goes_on(model_folder, corpus, tmp_path):
     """As after running out of memory: the same numbers up to rounding, and the table says so."""

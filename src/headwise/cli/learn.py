@@ -305,7 +305,7 @@ def _measure(
 def merge(
     parts: Annotated[list[Path], typer.Argument(help="Tables of all shards, written by `headwise measure --shard`.")],
     out: Annotated[Path, typer.Option(help="Table to write: .parquet, .csv or .jsonl.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Overwrite --out.")] = False,
     sort: Sort = None,
     png: Png = None,
     page: Page = None,
@@ -320,7 +320,7 @@ def merge(
     check_file("--png", png, "measures.png")
     check_file("--page", page, "heads.html")
     check_apart([("--out", out), ("--png", png), ("--page", page)], {str(part): part for part in parts})
-    _show(merge_parts(parts, out, restart=force), sort, png, page, None)
+    _show(merge_parts(parts, out, restart=restart), sort, png, page, None)
 
 
 def _show(found: Any, sort: str | None, png: Path | None, page: Path | None, seconds: float | None) -> None:

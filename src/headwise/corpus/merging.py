@@ -57,6 +57,7 @@ def merge(
     options, heads = first["options"], [Head(*one) for one in first["heads"]]
     collected = Collected.nothing(options["passages"], len(heads))
     hows: list[Any] = []
+    units: list[int] = []
 
     def nodes_of_parts() -> Iterator[Node]:
         for i, part in enumerate(parts):
@@ -71,6 +72,7 @@ def merge(
                     "again",
                     path=str(part.path),
                 ) from None
+            units.append(about["units"])
             hows.extend(how for how in about["how"] if how not in hows)
             if first["files"][0]["kind"] == STREAM and nodes:  # whose units are numbered in each shard
                 nodes = [replace(root(nodes), first=i, stop=i + 1)]
@@ -80,7 +82,7 @@ def merge(
     if not nodes:
         raise ConfigError(tr("the corpus is empty: no shard has tokens"))
     sums = root(nodes).sums
-    about = {**first, "how": hows, **told(nodes, sums)}
+    about = {**first, "how": hows, **told(nodes, sums), "units": sum(units)}
     kept = passages_of(collected, heads, about) if options["passages"] else Passages.nothing(options["strongest_by"])
     about["passages"] = output.write_passages(kept)
     result = CorpusMeasures.of(output.path, sums, kept, about)
@@ -109,7 +111,10 @@ def _in_order(parts: list[Output]) -> tuple[list[Output], dict[str, Any]]:
         about["options"]["shard"] = None
         about.pop("nodes", None)
         first, count = first or about, count or of
-        if differ := [f"shards of {count} and of {of}"] if of != count else differences(first, about):
+        differ = [f"shards of {count} and of {of}"] if of != count else differences(first, about)
+        pairs = [] if differ else zip(first["files"], about["files"], strict=True)
+        differ += [f"{a['path']!r} has different content" for a, b in pairs if a.get("ends") != b.get("ends")]
+        if differ:
             raise ConfigError(
                 "{path!r} has other settings than {other!r}: {differ}", path=path, other=str(parts[0].path),
                 differ="; ".join(differ[:4]),

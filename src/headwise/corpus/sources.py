@@ -14,8 +14,9 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,18 +35,20 @@ TEXTS = (".txt", ".text", ".md")  # a folder is searched for these and the FORMA
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 ARCHIVES = (".zip", ".tar", ".tgz", ".7z")
 STREAM = "iterable"  # the kind of texts that are in no file
+ENDS = 1 << 16  # bytes at the beginning and at the end of a file that tell its versions apart
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the corpus: "text", "jsonl" or "parquet", its bytes, its compression, and a stamp that changes with its
-    content: the time of a local file, or what the file system knows of another one."""
+    """A file of the corpus: "text", "jsonl" or "parquet", its bytes, its compression, a stamp that changes with its
+    content: the time of a local file, or what the file system knows of another one; and the SHA-256 of its ENDS."""
 
     path: str
     kind: str
     size: int
     packed: str = ""
     stamp: str = ""
+    ends: str = ""
 
 
 def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
@@ -53,6 +56,7 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
     on this machine or at an address such as s3://."""
     if not given:
         raise ConfigError(tr("files=(): give at least one file, folder or pattern"))
+    forget_listings(os.fspath(one) for one in given)
     files: dict[str, str] = {}  # of two names of a file, the first
     for path in (path for one in given for path in _paths(os.fspath(one))):
         files.setdefault(path if _remote(path) else os.path.realpath(path), path)
@@ -63,9 +67,17 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
     return found
 
 
+def forget_listings(paths: Iterable[str]) -> None:
+    """Have file systems at addresses ask their servers again; the answers of earlier calls are kept in the process."""
+    for path in filter(_remote, paths):
+        with reading(path):
+            url_to_fs(path)[0].invalidate_cache()
+
+
 def source_of(path: str) -> Source:
-    """The file at a path, as it is now. TextError for one that cannot be read as a text."""
-    inner, last = os.path.splitext(path.lower())
+    """The file at a path, as far as its file system knows. TextError for one that cannot be read as a text."""
+    name = path.partition("?")[0] if _remote(path) else path  # without the query of an address
+    inner, last = os.path.splitext((name if os.path.splitext(name)[1] else path).lower())
     packed = PACKED.get(last, "")
     suffix = os.path.splitext(inner)[1] if packed else last
     kind = FORMATS.get(suffix, "text")
@@ -83,7 +95,12 @@ def source_of(path: str) -> Source:
             if not os.path.isfile(path):
                 raise TextError("{path!r} is a pipe or a device; give a file: a corpus is read in pieces", path=path)
             size, stamp = os.path.getsize(path), str(os.stat(path).st_mtime_ns)
-    return Source(path, kind, size, packed, stamp)
+        with _bytes_of(path, ENDS) as file:
+            ends = sha256(file.read(ENDS))
+            with suppress(ValueError):  # a server that sends a file from its beginning only
+                file.seek(max(0, size - ENDS))
+                ends.update(file.read(ENDS))
+    return Source(path, kind, size, packed, stamp, ends.hexdigest())
 
 
 @contextmanager
@@ -102,18 +119,20 @@ def opened(source: Source) -> Iterator[Any]:
     """A file for reading bytes, decompressed."""
     if source.packed and source.packed not in compr:
         raise not_installed(source.path, "zstandard")
-    with reading(source.path):
-        if _remote(source.path):
-            files, inner = url_to_fs(source.path)
-            raw: Any = io.BufferedReader(files.open(inner, "rb"))
-        else:
-            raw = open(source.path, "rb")  # noqa: SIM115
-        with raw:
-            if not source.packed:
-                yield raw
-                return
-            with io.BufferedReader(compr[source.packed](raw, mode="rb")) as file:
-                yield file
+    with reading(source.path), _bytes_of(source.path) as raw:
+        if not source.packed:
+            yield raw
+            return
+        with io.BufferedReader(compr[source.packed](raw, mode="rb")) as file:
+            yield file
+
+
+def _bytes_of(path: str, block: int | None = None) -> Any:
+    """A file for reading bytes as they are; from a server in blocks of this size."""
+    if not _remote(path):
+        return open(path, "rb")
+    files, inner = url_to_fs(path)
+    return io.BufferedReader(files.open(inner, "rb", block_size=block))
 
 
 def _remote(path: str) -> bool:
@@ -121,11 +140,12 @@ def _remote(path: str) -> bool:
 
 
 def _paths(given: str) -> list[str]:
-    """The files of a file, folder or pattern."""
+    """The files of a file, folder or pattern; a name that exists is no pattern."""
     is_pattern = any(sign in given for sign in "*?[")
     if _remote(given):
         with reading(given):
             files, inner = url_to_fs(given)
+            is_pattern = is_pattern and not files.exists(inner)
             is_folder = not is_pattern and files.isdir(inner)
             if not (is_pattern or is_folder):
                 files.info(inner)  # raises if it does not exist
@@ -233,11 +253,9 @@ def _rows(file: Any, source: Source, start: int, end: float, field: str) -> Iter
     table = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20)
     if field not in (names := table.schema_arrow.names):
         raise TextError(
-            "{path!r} has no column {field!r}; it has {names}: give --field",
-            path=source.path,
-            field=field,
+            "{path!r} has no column {field!r}; it has {names}: give --field", path=source.path, field=field,
             names=joined(names, LIST),
-        )
+        )  # fmt: skip
     kind = table.schema_arrow.field(field).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
         raise TextError(
@@ -276,11 +294,9 @@ def _of_line(line: str, path: str, where: str, field: str) -> str:
         raise TextError(f"{path!r}, line at {where}: {error}") from None
     if not isinstance(entry, dict):
         raise TextError(
-            "{path!r}, line at {where}: expected a JSON object, got {kind}",
-            path=path,
-            where=where,
+            "{path!r}, line at {where}: expected a JSON object, got {kind}", path=path, where=where,
             kind=type(entry).__name__,
-        )
+        )  # fmt: skip
     return _of_entry(entry, repr(path), f"line at {where}", field)
 
 
@@ -289,12 +305,9 @@ def _of_entry(entry: Mapping[str, Any], path: str, where: str, field: str) -> st
     if field not in entry:
         known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
         raise TextError(
-            "{path}, {where}: no field {field!r}; it has {known}: give --field",
-            path=path,
-            where=where,
-            field=field,
+            "{path}, {where}: no field {field!r}; it has {known}: give --field", path=path, where=where, field=field,
             known=known,
-        )
+        )  # fmt: skip
     found = entry[field]
     if found is not None and not isinstance(found, str):
         raise TextError(

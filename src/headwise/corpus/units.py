@@ -22,7 +22,7 @@ from headwise.base.run import Progress
 from headwise.corpus.passages import Collected, Passages, passages_path, weights_print
 from headwise.corpus.result import Columns, CorpusMeasures, Output, columns
 from headwise.corpus.select import Head
-from headwise.corpus.sources import STREAM, Limit, Source, source_of
+from headwise.corpus.sources import STREAM, Limit, Source, forget_listings, source_of
 from headwise.corpus.tally import Node, Tally, grown, root, unit_of
 from headwise.corpus.work import Measured, Options, Ranks, Work
 from headwise.errors import CheckpointError, ConfigError, TextError
@@ -450,8 +450,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _changes(work: Work, known: Callable[[], Mapping[int, str]] | str) -> list[str]:
     """How the files differ from those that a sweep began with, in words. known: the SHA-256 of the texts of finished
-    units, or of all. Only the units of files with another time are read again."""
+    units, or of all. Only the units of files with another time or other ENDS are read again."""
     found, touched = [], {-1} if work.stream is not None and isinstance(known, str) else set[int]()
+    forget_listings(source.path for source in work.sources)
     for i, then in enumerate(work.sources):
         if then.kind == STREAM or (work.limit is not None and i > work.limit.source):
             continue
@@ -462,7 +463,7 @@ def _changes(work: Work, known: Callable[[], Mapping[int, str]] | str) -> list[s
             continue
         if now.size != then.size:
             found.append(f"{then.path!r} had {then.size:,} bytes and has {now.size:,}")
-        elif now.stamp != then.stamp:
+        elif now != then:
             touched.add(i)
     if found or not touched:
         return found
