@@ -105,8 +105,8 @@ def statistics_of(call: Call, lse: Tensor) -> dict[Statistic, Tensor]:
             if slope.largest:
                 torch.maximum(into, tile.largest_log_weight + tile.lse, out=into)
             else:
-                x = parts[s].of_tile(tile.log_weights, tile.rows, tile.cols, shift)
-                into += (tile.weights * x.masked_fill_(tile.weights == 0, 0.0)).sum(-1)
+                each = parts[s].of_tile(tile.log_weights, tile.rows, tile.cols, shift)
+                into += (tile.weights * each.masked_fill_(tile.weights == 0, 0.0)).sum(-1)
     return found
 
 

@@ -119,7 +119,7 @@ def _facts(layer: Layer) -> Tensor:
     return torch.tensor([layer.heads.start, *unknown], dtype=torch.float64)
 
 
-def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
+def _rebuilt(runnings: Sequence[Running], numbers: Tensor) -> list[Running]:
     """The same runnings with the numbers of another rank."""
     at = 0
 
