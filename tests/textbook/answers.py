@@ -421,3 +421,22 @@ def next_token_loss(logits, ids):
 
 def perplexity(probabilities):
     return float(torch.prod(probabilities.double()) ** (-1 / len(probabilities)))
+
+
+def entropy_gradient(scores):
+    p = torch.softmax(scores, dim=-1)
+    entropy = -(p * torch.log(p)).sum(-1)
+    return [[-p[i, j] * (torch.log(p[i, j]) + entropy[i]) for j in range(p.shape[1])] for i in range(len(p))]
+
+
+def floor_loss(weights, floor):
+    costs = []
+    for head in weights:
+        rows = [-sum(float(p) * math.log(p) for p in row) for row in head]
+        costs.append(max(0, floor - sum(rows) / len(rows)))
+    return sum(costs) / len(costs)
+
+
+def lesson_loss(weights, wanted):
+    losses = [-torch.log(row[keys]).mean() for row, keys in zip(weights, wanted, strict=True) if keys.any()]
+    return sum(losses) / len(losses)

@@ -24,7 +24,7 @@ from headwise_textbook.topics import cell, claims_of, code_hash, exercises, outp
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = DOCS / "guide"
-SLOW = {"demonstration", "pruning"}  # their code takes more than two seconds
+SLOW = {"demonstration", "losses", "pruning"}  # their code takes more than two seconds
 NUMBER = r"-?\d[\d,]*\.?\d*(?:e-?\d+)?"
 
 

@@ -156,6 +156,22 @@ def perplexity(probabilities: Tensor) -> Tensor:
     return (-probabilities.log().mean()).exp()
 
 
+# losses
+@exercise(normal("n m"), tolerance=1e-3)
+def entropy_gradient(scores: Tensor) -> Tensor:
+    return torch.func.grad(lambda s: torch.special.entr(s.softmax(-1)).sum())(scores)
+
+
+@exercise(lambda draw: (draw.weights(draw.size(1, 3), draw.size(), draw.size()), draw.size(0, 9) / 5))
+def floor_loss(weights: Tensor, floor: float) -> Tensor:
+    return (floor - torch.special.entr(weights).sum(-1).mean(-1)).clamp(min=0).mean()
+
+
+@exercise(lambda draw: (draw.weights(n := draw.size(), m := draw.size()), draw.booleans(n, m) | torch.eye(n, m).bool()))
+def lesson_loss(weights: Tensor, wanted: Tensor) -> Tensor:
+    return (-(weights.log() * wanted).sum(-1) / wanted.sum(-1)).nanmean()
+
+
 # hardware
 @exercise(
     lambda draw: (
