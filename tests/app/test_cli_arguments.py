@@ -40,6 +40,7 @@ WRITE = ["write", "--model", "absent"]
         ([*PRUNE, "--windows", "0"], ["--windows 0"]),
         ([*PRUNE, "--context", "1"], ["--context 1"]),
         (["prune", *CHANGE, "--heads", "x"], ["--heads 'x'", "LAYER.HEAD"]),
+        (["prune", *CHANGE, "--heads", "0.1", "--uniform"], ["--heads cannot be combined with", "--uniform"]),
         ([*CONVERT, "--method", "svdd"], ["--method 'svdd'", "did you mean 'svd'", "cluster"]),
         (["convert", *CHANGE, "--num-kv-heads", "0"], ["--num-kv-heads 0"]),
         ([*CONVERT, "--lr", "nan"], ["--lr nan"]),

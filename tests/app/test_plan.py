@@ -49,6 +49,7 @@ PLANS = {
     "mixture": plan_model(find("deepseek-v2"), Load(8, 1024, dtype="float32"), machine=MACHINE),
     "windows": plan_model(find("gemma-3-4b"), Load(1, 32_768), machine=MACHINE),
     "quantized": plan_model(replace(find("gpt-oss-20b"), quantized="mxfp4"), Load(1, 150_000)),
+    "weights": plan_model(replace(find("gpt-oss-20b"), quantized="mxfp4"), Load(1, 1000, weights="mxfp4")),
     "chunks": plan_model(replace(find("gemma-2-9b"), chunked=True), Load(2, 5000)),
     "to both sides": plan_model(replace(find("gemma-2-9b"), causal=False), Load(2, 5000)),
     "design": plan_design("gqa", GQA, Work(1, 8192, 8192, window=512, sinks=4), machine=MACHINE),
@@ -118,6 +119,21 @@ def test_a_model_plan_says_what_the_formulas_say() -> None:
         assert total[1] == sum(stage.flops for stage in stages)
         assert total[5] == pytest.approx(MACHINE.seconds(stages))
         assert total[5] == pytest.approx(sum(row[5] or 0 for row in rows))
+
+
+def test_a_plan_says_which_weights_and_which_active_parameters_it_counts() -> None:
+    bytes_of = {row[0]: row[1] for row in PLANS["weights"].table("memory").rows}
+    assert (bytes_of["weights"], bytes_of["weights, mxfp4"]) == (2 * 20_914_757_184, 13_761_264_768)
+    note = PLANS["weights"].table("memory").note
+    assert "4 bits, and a scale of 8 bits for 32 weights, in 19,110,297,600 weights of the experts alone" in note
+    assert "all parameters in passes and steps, are counted in bfloat16" in note
+    facts = dict(PLANS["weights"].facts)
+    assert "4.19 G active, 3.61 G without the input embedding" in facts["sizes"]
+    assert "warning" not in facts
+    tied = plan_model(replace(find("mixtral-8x7b"), output="tied"), Load(1, 9, weights="int8"))
+    assert "active, with the embedding, which is the output matrix too" in dict(tied.facts)["sizes"]
+    assert "8 bits, and a scale of 16 bits for 128 weights" in tied.table("memory").note
+    assert "attention and feed-forward networks" in tied.table("memory").note
 
 
 def test_decoding_is_held_back_by_memory_and_prefill_by_arithmetic() -> None:
@@ -344,6 +360,7 @@ def test_plan_alone_shows_its_commands(headwise: Command) -> None:
         (["model", "gpt-3", "--peak", "1e12", "--bandwidth", "-1"], ["bandwidth=-1.0"]),
         (["model", "gpt-3", "--peak", "1", "--bandwidth", "1", "--measure"], ["--measure", "--peak"]),
         (["model", "gpt-3", "--dtype", "int3"], ["dtype='int3'", "bfloat16"]),
+        (["model", "gpt-3", "--weights", "int5"], ["weights='int5'", "did you mean 'int8'", "'mxfp4'"]),
         (["model", "gpt-3", "--json", "--markdown"], ["--json", "--markdown"]),
         (["model", "gpt-3", "--markdown", "--json"], ["--json", "--markdown"]),
         (["model", "gpt-3", "--link", "1e9"], ["link=1e+09: requires devices"]),

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 import headwise as hw
 from headwise.compress import read_budget, split_text
-from headwise.compress.pruning import order_of
+from headwise.compress.pruning import order_of, units_of
 from headwise.compress.source import counts_in, expected_cache_bytes, expected_parameters, open_source
 from headwise.lm.checkpoint import load_checkpoint, save_model
 from headwise.lm.model import Decoder, DecoderConfig, mean_loss
@@ -120,6 +120,22 @@ def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by
     assert all(f"{layer}.{head}" in done.out for layer, head in wanted)
 
 
+def test_uniform_removes_the_least_important_of_every_layer(headwise, model_folder, text, tmp_path):
+    told = tmp_path / "told.json"
+    options = ["--uniform", "--by", "taylor", "--dry-run", "--windows", 2, "--orders", 1]
+    few = headwise("prune", "--model", model_folder, "--file", text, "--remove", 1, *options)
+    assert "with --uniform, every layer loses equally many; expected at least 2 heads" in " ".join(few.err.split())
+    done = headwise("prune", "--model", model_folder, "--file", text, "--remove", 5, *options, "--json", told)
+    assert done.code == 0, done.err
+    assert "equally many in every layer" in " ".join(done.out.split())
+    plan = numbers(told)["plan"]
+    table = plan["importance"]
+    values = dict(zip(zip(table["layer"], table["head"], strict=True), table["values"][table["method"]], strict=True))
+    least = [sorted(range(5), key=lambda head: values[layer, head])[:2] for layer in range(2)]
+    assert sorted(plan["heads"]) == sorted([layer, head] for layer in range(2) for head in least[layer])
+    assert plan["curve"]["removed"] == [0, 2, 4, 6, 8]
+
+
 @pytest.mark.thorough
 def test_the_picture_draws_the_curve_and_the_band_of_chance():
     chance = np.array([[[4.0], [4.3], [4.9], [5.5]], [[4.0], [4.1], [5.3], [5.4]]])
@@ -202,6 +218,18 @@ def test_an_order_holds_every_head_once_and_empties_no_layer(sizes, data):
         assert [head // group for head in left] == [left[0] // group] * group
     sums = [sum(values[layer][head] for layer, head in unit) for unit in order.going]
     assert sums == sorted(sums)
+    assert order.counts == tuple(np.cumsum([len(unit) for unit in order.going]))
+    rounds = order_of(values, sites, uniform=True)
+    assert sorted(rounds.heads) == sorted(order.heads)
+    for layer in range(len(sites)):  # each by the same ranking
+        for one in (rounds, order):
+            assert [unit for unit in (*one.going, *one.last) if unit[0][0] == layer] == sorted(
+                units_of(sites[layer], layer), key=lambda unit: sum(values[layer][head] for _, head in unit)
+            )
+    for count in rounds.counts:
+        gone = set(rounds.heads[:count])
+        left = [sum(not gone.issuperset(unit) for unit in units_of(site, i)) for i, site in enumerate(sites)]
+        assert len(set(left)) == 1
 
 
 class Site(NamedTuple):

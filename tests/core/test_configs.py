@@ -15,8 +15,10 @@ from headwise.costs.model import (
     model_cache_bytes,
     parameter_parts,
     pass_stages,
+    quantized,
     step_stages,
     training_flops,
+    weight_bytes,
 )  # fmt: skip
 from headwise.errors import ConfigError
 from headwise.nn.registry import attentions_of
@@ -127,6 +129,39 @@ def test_totals_that_the_weights_are_known_by(name: str, parameters: int) -> Non
 )
 def test_active_parameters_are_those_of_the_paper(name: str, billions: int) -> None:
     assert round(active_parameters(find(name), attentions_of(find(name))) / 1e9) == billions
+
+
+def matrices(module: nn.Module) -> int:
+    """Weights of the linear maps, but for the one that chooses experts."""
+    maps = {name: each for name, each in module.named_modules() if isinstance(each, nn.Linear)}
+    return sum(each.weight.numel() for name, each in maps.items() if name != "router")
+
+
+@pytest.mark.thorough_except("bert-base", "t5-base", "gpt-oss-20b", "deepseek-v2")
+@pytest.mark.parametrize("c", ALL, ids=lambda c: c.name)
+def test_quantized_weights_are_the_matrices_of_the_blocks(c: ModelConfig) -> None:
+    with torch.device("meta"):
+        attention, ff = matrices(Attention(c)), matrices(Experts(c) if c.experts else FeedForward(c, c.d_ff))
+        dense = matrices(FeedForward(c, c.dense_d_ff)) if c.dense_layers else 0
+        experts = matrices(Experts(c).experts) * (c.layers - c.dense_layers) if c.experts else 0
+    count = c.layers + 2 * c.decoder_layers
+    whole = count * attention + (c.layers - c.dense_layers + c.decoder_layers) * ff + c.dense_layers * dense
+    assert quantized(c, attentions_of(c), "int8") == quantized(c, attentions_of(c), "int4") == whole
+    assert quantized(c, attentions_of(c), "mxfp4") == (experts or whole)
+
+
+def test_gpt_oss_has_the_bytes_and_active_parameters_that_are_published() -> None:
+    """12.8 GiB in MXFP4 and 3.61 G active without the input embedding: OpenAI 2025, 2508.10925, Table 1."""
+    c = find("gpt-oss-20b")
+    held = attentions_of(c)
+    assert weight_bytes(c, held, Load(weights="mxfp4")) == 13_761_264_768
+    assert round(13_761_264_768 / 2**30, 1) == 12.8
+    assert round((active_parameters(c, held) - c.vocab * c.d_model) / 1e9, 2) == 3.61
+    assert weight_bytes(c, held, Load()) == 2 * c.published
+    matrices = quantized(c, held, "int4")
+    assert weight_bytes(c, held, Load(weights="int4", dtype="float32")) == 4 * (c.published - matrices) + round(
+        matrices * (4 + 16 / 128) / 8
+    )
 
 
 def test_deepseek_v2_caches_34560_numbers_a_token() -> None:

@@ -175,6 +175,9 @@ def prune(
         str | None,
         typer.Option(help="Remove as many heads as possible for at most this increase of the loss: 1%."),
     ] = None,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="Remove equally many from every layer, the least important of each.")
+    ] = False,
     by: Annotated[
         str | None, typer.Option(help="Importance measure: ablation, gradient, taylor or gates; default: ablation.")
     ] = None,
@@ -198,11 +201,11 @@ def prune(
     from headwise.reports.figure import figure_class
     from headwise.reports.plots import write_pruning
 
-    choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
+    choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss), uniform)
     check_options(by or "ablation", orders, penalty, gate_steps)
-    if heads is not None and (by is not None or png is not None):
+    if heads is not None and (by is not None or png is not None or uniform):
         raise ConfigError(
-            tr("--heads cannot be combined with --by or --png: the heads are given, so no curve is computed")
+            tr("--heads cannot be combined with --by, --png or --uniform: the heads are given, so no curve is computed")
         )
     check_file("--json", json, "pruned.json")
     _check_answer(file, yes=yes or dry_run)
@@ -212,7 +215,8 @@ def prune(
         figure_class()  # raises if matplotlib is missing, before any long computation
     options = {
         "heads": heads, "remove": remove, "share": choice.share, "max_loss": choice.max_loss, "by": by or "ablation",
-        "penalty": penalty, "gate_steps": gate_steps, "orders": orders, "heal": heal, "lr": lr, "seed": seed,
+        "uniform": uniform, "penalty": penalty, "gate_steps": gate_steps, "orders": orders, "heal": heal, "lr": lr,
+        "seed": seed,
     }  # fmt: skip
     with opened("prune", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if png is None and is_done(job, json):

@@ -103,6 +103,9 @@ def model(
     materialised: Materialised = False,
     dtype: Dtype = "bfloat16",
     cache: Cache = None,
+    weights: Annotated[
+        str | None, typer.Option(help="How weights are stored: mxfp4, int8 or int4; default: --dtype.")
+    ] = None,
     peak: Peak = None,
     bandwidth: Bandwidth = None,
     measure: Measure = False,
@@ -116,7 +119,7 @@ def model(
     from headwise.costs.model import Load
     from headwise.plan import plan_model, read_config
 
-    load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache, source=source)
+    load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache, source=source, weights=weights)
     machine = _machine(peak, bandwidth, measure, dtype)
     found = plan_model(read_config(name), load, machine=machine, devices=devices, link=link)
     _print(found, json=json, markdown=markdown)

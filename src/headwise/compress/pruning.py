@@ -15,7 +15,7 @@ from headwise.analysis.importance.losses import Head, HeadImportance
 from headwise.base.run import Progress, part
 from headwise.compress.source import Heads, Source, Texts, cost_table, expected
 from headwise.edit import prune
-from headwise.edit.pruning import check_independent
+from headwise.edit.pruning import check_independent, removed_together
 from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder, mean_loss
 from headwise.models import HeadSite, find_heads
@@ -40,6 +40,7 @@ class Order:
     going: tuple[Unit, ...]  # those that can be removed
     last: tuple[Unit, ...]  # the one of each layer that is kept regardless of its importance
     skipped: tuple[Unit, ...]  # those of them that are less important than some removed ones
+    counts: tuple[int, ...]  # the numbers of heads after which removal may stop
 
     @property
     def heads(self) -> list[Head]:
@@ -74,16 +75,21 @@ def check_ranking(by: str, penalty: float, steps: int) -> None:
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
     """Heads of a layer that are removed together: those that share a KV head, if there are several KV heads."""
-    group = _unit(site)
+    group = removed_together(site)
     return [tuple((layer, head) for head in range(i, i + group)) for i in range(0, site.num_heads, group)]
 
 
-def order_of(values: HeadColumn, sites: Sequence[HeadSite]) -> Order:
-    """The least important unit first, by the sum over its heads; the last one of a layer is kept."""
+def order_of(values: HeadColumn, sites: Sequence[HeadSite], *, uniform: bool = False) -> Order:
+    """The least important unit first, by the sum over its heads; the last one of a layer is kept. uniform: in rounds of
+    one unit of each layer, after which all layers have equally many."""
     units = [unit for layer, site in enumerate(sites) for unit in units_of(site, layer)]
     by_value = sorted(units, key=lambda unit: sum(float(values[layer][head]) for layer, head in unit))
     left = [sum(unit[0][0] == layer for unit in units) for layer in range(len(sites))]
+    if uniform:
+        ranks = [[unit for unit in by_value if unit[0][0] == layer] for layer in range(len(sites))]
+        by_value.sort(key=lambda unit: ranks[unit[0][0]].index(unit) - left[unit[0][0]])  # the fullest layers first
     going: list[Unit] = []
+    counts: list[int] = []
     last: list[tuple[int, Unit]] = []  # with the number of units before it
     for unit in by_value:
         layer = unit[0][0]
@@ -92,8 +98,10 @@ def order_of(values: HeadColumn, sites: Sequence[HeadSite]) -> Order:
         else:
             going.append(unit)
             left[layer] -= 1
+            if not uniform or len(set(left)) == 1:
+                counts.append(sum(map(len, going)))
     skipped = tuple(unit for before, unit in last if before < len(going))
-    return Order(tuple(going), tuple(unit for _, unit in last), skipped)
+    return Order(tuple(going), tuple(unit for _, unit in last), skipped, tuple(counts))
 
 
 def parsed_heads(text: str) -> list[Head]:
@@ -157,9 +165,11 @@ class Choice:
     remove: int | None = None  # their number
     share: float | None = None  # of all heads
     max_loss: float | None = None
+    uniform: bool = False  # as many of every layer
 
     def __post_init__(self) -> None:
-        given = [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None]
+        ways = {name: value for name, value in vars(self).items() if name != "uniform"}
+        given = [f"--{name.replace('_', '-')}" for name, value in ways.items() if value is not None]
         if len(given) != 1:
             options = joined(given, tr(" and ", sense="options")) if given else tr("nothing", sense="options")
             raise ConfigError(
@@ -190,6 +200,7 @@ class Pruning:
     importance: HeadImportance | None  # of all heads, None if heads were named
     order: Order | None  # None if heads were named
     curve: PruningCurve  # the loss in that order and in random orders
+    uniform: bool = False  # whether every layer keeps as many
 
     @property
     def after(self) -> dict[int, Heads]:
@@ -221,6 +232,8 @@ class Pruning:
         why = tr("by name")
         if self.importance:
             why = tr("by {by}: {what}, lowest first", by=self.by, what=METHODS[self.by])
+        if self.uniform:
+            why = tr("{why}; equally many in every layer", why=why)
         gone = len(self.heads)
         facts: list[tuple[str, str]] = [
             (tr("model"), source.described),
@@ -340,9 +353,15 @@ def plan_pruning(
         return Pruning(source, texts, tuple(named), "named", None, None, curve)
     wanted = _wanted(choice, sites)
     importance = rank(by, decoder, texts.decide, penalty=penalty, steps=gate_steps, seed=seed, progress=progress)
-    order = order_of(importance.column, sites)
-    counts = np.cumsum([len(unit) for unit in order.going]).tolist()
+    order = order_of(importance.column, sites, uniform=choice.uniform)
+    counts = list(order.counts)
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
+    if wanted == 0 and choice.uniform:
+        raise ConfigError(
+            "--share {share:g}, --remove {remove}: with --uniform, every layer loses equally many; expected at least "
+            "{least} heads in all",
+            share=choice.share or 0, remove=choice.remove or 0, least=counts[0],
+        )  # fmt: skip
     if wanted == 0:
         raise ConfigError(
             "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {group} at a "
@@ -359,7 +378,7 @@ def plan_pruning(
     curve = replace(curve, method=importance.method)
     gone = curve.removable(choice.max_loss) if choice.max_loss is not None else wanted
     assert gone is not None
-    return Pruning(source, texts, tuple(order.heads[:gone]), by, importance, order, curve)
+    return Pruning(source, texts, tuple(order.heads[:gone]), by, importance, order, curve, choice.uniform)
 
 
 def check_options(by: str, orders: int, penalty: float, gate_steps: int) -> None:
@@ -389,7 +408,7 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     if choice.max_loss is not None:
         return None
     count = choice.remove if choice.remove is not None else math.floor(round((choice.share or 0.0) * total, 9))
-    most = sum(site.num_heads - _unit(site) for site in sites)
+    most = sum(site.num_heads - removed_together(site) for site in sites)
     if count > most:
         raise ConfigError(
             "--remove {count}: of {total} heads in {layers} layers at most {most} can be removed, as each layer keeps "
@@ -401,7 +420,3 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
             "--share {share:g}: of {total} heads this is none; expected at least 1", share=choice.share, total=total
         )
     return count
-
-
-def _unit(site: HeadSite) -> int:
-    return site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1

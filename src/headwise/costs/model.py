@@ -27,14 +27,18 @@ from headwise.costs.work import (
     positive,
     score_bytes,
 )
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, check_choice
 
 NORMS = {"layer": 2, "rms": 1, "none": 0}  # parameters of a norm per channel
+# Bits of a quantized weight, bits of a scale, weights that share it: MXFP4 as in OCP's Microscaling Formats 1.0; for
+# integers an assumption, groups of 128 with a scale in float16 and no zero points, as GPTQ and AWQ often have them.
+WEIGHTS = {"mxfp4": (4, 8, 32), "int8": (8, 16, 128), "int4": (4, 16, 128)}
 
 
 @dataclass(frozen=True)
 class Load:
-    """The input of a model: b texts of `tokens` tokens; materialised, dtype, cache as in `Work`."""
+    """The input of a model: b texts of `tokens` tokens; materialised, dtype, cache as in `Work`. weights: how those of
+    `quantized` are stored, a name in `WEIGHTS`; default: dtype."""
 
     batch: int = 1
     tokens: int = 2048
@@ -42,8 +46,11 @@ class Load:
     dtype: str = "bfloat16"
     cache: str | None = None
     source: int | None = None  # of an encoder-decoder, tokens of the encoder's input; default: `tokens`
+    weights: str | None = None
 
     def __post_init__(self) -> None:
+        if self.weights is not None:
+            check_choice("weights", self.weights, WEIGHTS)
         positive(batch=self.batch, tokens=self.tokens, source=1 if self.source is None else self.source)
         self.work(1, 1, causal=True)  # checks how numbers are stored
 
@@ -98,8 +105,32 @@ def parameter_parts(config: ModelConfig, attentions: Attentions) -> dict[str, in
     return {name: count for name, count in parts.items() if count}
 
 
+def quantized(config: ModelConfig, attentions: Attentions, weights: str) -> int:
+    """How many weights are quantized: in MXFP4, those of experts if there are any, as in gpt-oss; else all matrices of
+    attention, feed-forward networks and experts, not those of recurrent layers, and not those that choose experts."""
+    c, width = config, (3 if config.gated else 2) * config.d_model
+    sparse = c.layers - c.dense_layers
+    experts = sparse * c.experts * c.d_ff * width
+    if weights == "mxfp4" and experts:
+        return experts
+    dense = c.dense_layers * c.dense_d_ff + sparse * (sum(_shared_widths(c)) if c.experts else c.d_ff)
+    dense += c.decoder_layers * (c.decoder_d_ff or c.d_ff)
+    attention = sum(counts.per_query + counts.per_key + counts.out_parameters for counts in attentions.every)
+    return experts + dense * width + attention
+
+
+def weight_bytes(config: ModelConfig, attentions: Attentions, load: Load) -> int:
+    """All parameters, with the scales of quantized ones."""
+    whole, count, bits = sum(parameter_parts(config, attentions).values()), 0, 0.0
+    if load.weights is not None:
+        each, scale, shared = WEIGHTS[load.weights]
+        count, bits = quantized(config, attentions, load.weights), each + scale / shared
+    return (whole - count) * BYTES[load.dtype] + round(count * bits / 8)
+
+
 def active_parameters(config: ModelConfig, attentions: Attentions) -> int:
-    """Parameters used for one token: all but those of unselected experts, and of parts that are not for text."""
+    """Parameters used for one token, with all embeddings: all but those of unselected experts, and of parts that are
+    not for text."""
     idle = (config.layers - config.dense_layers) * (config.experts - config.active_experts)
     whole = sum(parameter_parts(config, attentions).values()) - config.unread
     return whole - idle * _feed_forward(config, config.d_ff)

@@ -32,12 +32,14 @@ from headwise.base.read import (
     word,
 )
 from headwise.base.run import without_memory
-from headwise.errors import CheckpointError, ConfigError, not_installed
+from headwise.errors import CheckpointError, ConfigError, not_installed, warn
 from headwise.models import find_heads
 from headwise.models.adapters.huggingface.library import OLDEST
 from headwise.models.configuration import num_layers
+from headwise.models.configuration.sizes import difference
 from headwise.models.site import make_room
 from headwise.nn.owned import check_state
+from headwise.wording import tr
 
 WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"
 FORMAT = "headwise-pruned-2"
@@ -48,6 +50,9 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write a model of transformers whose heads were pruned or merged: model.safetensors, config.json and heads.json
     (and generation_config.json), the whole folder or nothing. `load_pruned` reads it; with a batch, where `find_heads`
     found the heads by one.
+
+    `from_pretrained` of transformers reads it too if config.json can say the numbers of heads: if a model that is built
+    from it has parameters of the same shapes. Otherwise a warning names the first that differs.
 
     Args:
         model: an instance of a model class of transformers, with any numbers of heads.
@@ -72,7 +77,17 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         raise ConfigError(f"model: {without[0]} is on the meta device, where tensors have no values to be saved")
     sites = {site.name: {"num_heads": site.num_heads, "num_kv_heads": site.num_kv_heads} for site in find_heads(model)}
     held: Any = model
-    check_state(model, lambda: held._from_config(deepcopy(held.config)))
+    with without_memory():
+        built = held._from_config(deepcopy(held.config))
+    check_state(model, lambda: built)
+    if why := difference(model, built):
+        cause = tr("its configuration cannot say such numbers of heads")
+        if len({tuple(each.values()) for each in sites.values()}) > 1:
+            cause = tr("its layers have different numbers of heads, and prune(…, uniform=True) would keep equally many")
+        warn(tr(
+            "{name}: from_pretrained of transformers cannot read this folder, as {cause}: {why}; load it with "
+            "hw.edit.load_pruned", name=kind.__name__, cause=cause, why=why,
+        ))  # fmt: skip
     tensors, same = _apart(model)
     heads = {"format": FORMAT, "class": kind.__name__, "sites": sites, "same": same}
     generation = getattr(held, "generation_config", None)

@@ -11,15 +11,18 @@ module              heads  KV heads  removed
 MultiHeadAttention  8 → 5     8 → 5    0 3 7
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from headwise.base.run import without_memory
 from headwise.errors import ConfigError, whole_number
 from headwise.models import HeadSite, find_heads
-from headwise.models.configuration.sizes import update_config
+from headwise.models.configuration.sizes import difference, update_config
 from headwise.models.site import Order, pick_heads
 from headwise.nn.owned import check_maps, check_plain, check_unshared, copied, sharers, tensors
 from headwise.table.show import as_text
@@ -193,14 +196,15 @@ class Pruned:
         return f"{first}\n{aligned(('module', 'heads', 'KV heads', 'removed'), rows)}"
 
 
-def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
+def prune(model: nn.Module, heads: Heads, *, uniform: bool = False, copy: bool = False) -> Pruned:
     """Remove heads from a model: their rows and columns of W_Q, W_K, W_V and W_O, biases, and gates.
 
     Outputs equal those with these heads scaled by 0 (`scale_heads`), up to rounding. With grouped keys, a KV head is
     removed with the last query head that reads it; all groups that remain must keep the same number of query heads.
 
     If all layers keep the same numbers of heads, they are set in the configuration of a model of transformers where it
-    can express them, so that `save_pretrained` and `from_pretrained` work; `save_pruned` writes all others.
+    can express them, so that `save_pretrained` and `from_pretrained` work; `save_pruned` writes all others, which
+    `load_pruned` alone reads. With `uniform`, all layers do keep the same numbers, and other models are refused.
 
     Changed parameters are new `nn.Parameter`s, so create optimizers after pruning. Arguments given per head in each
     call (scores, `HeadWindows`, cache budgets) must be those of the heads in `cuts[name].kept`.
@@ -218,23 +222,38 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
                 hw.edit.prune(model, importance.order()[:2])   # the two least important heads
                 gates = hw.analysis.learn_gates(model, batches, loss_fn, penalty=0.01)
                 hw.edit.prune(model, gates.removed())          # the heads whose gates closed
+        uniform: keep the same number of heads in every module: of those given, the first of each, in their order, as
+            many as all modules can spare. With grouped keys, only whole KV heads go: those whose query heads are all
+            given. A number of each layer, by its own ranking:
+
+                least = {layer: values.argsort() for layer, values in enumerate(importance.column)}
+                hw.edit.prune(model, {layer: order[:2] for layer, order in least.items()}, uniform=True)
         copy: prune a deepcopy; the model itself is unchanged.
     Returns:
         `Pruned`. It prints as a table.
     Raises:
         ConfigError: for heads that do not exist, are given twice, or are all heads of a module; for designs whose
             heads depend on each other and for `nn.MultiheadAttention`, with the reason; for weights that are
-            quantized, parametrized, unknown, or shared by two modules. The model is unchanged then.
+            quantized, parametrized, unknown, or shared by two modules; with `uniform`, if a module has no head among
+            those given, and for models of transformers whose configuration cannot say the numbers of heads that remain
+            (GPT-2's and BERT's say d_model / d_head). The model is unchanged then.
     Source: structured head pruning, Michel et al. 2019, 1905.10650; Voita et al. 2019, 1905.09418.
     """
     sites = find_heads(model)
     given = by_site("heads", sites, heads if isinstance(heads, Mapping) else _mapping(sites, heads))
-    checked = {i: _checked(sites[i], removed) for i, removed in sorted(given.items())}
-    chosen = {i: removed for i, removed in checked.items() if removed}
+    listed = {i: _checked(sites[i], removed) for i, removed in sorted(given.items())}
+    if uniform:
+        listed = _even(sites, listed)
+    chosen = {i: tuple(sorted(removed)) for i, removed in listed.items() if removed}
+    for i, removed in chosen.items():
+        if len(removed) == (h := sites[i].num_heads):
+            raise ConfigError(f"heads: {sites[i].place}: all {h} heads would be removed; expected to keep at least one")
     for i in chosen:
         check_independent(sites[i])
     plans = {i: _plan(sites[i], removed) for i, removed in chosen.items()}
     check_weights(model, [sites[i] for i in chosen])
+    if uniform and hasattr(model, "_from_config"):
+        _check_said(model, plans)
     before = count_parameters(model)
     result = copied(model) if copy else model
     own = find_heads(result) if copy else sites
@@ -242,6 +261,61 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
         pick_heads(own[i], list(plan.kept), list(plan.kept_kv))
     update_config(result)
     return Pruned(result, {sites[i].name: plan for i, plan in plans.items()}, before, count_parameters(result))
+
+
+def _check_said(model: Any, plans: Mapping[int, Cut]) -> None:
+    """ConfigError if the configuration of a model of transformers cannot say the numbers of heads that are kept: tried
+    on a copy without values."""
+    bare = deepcopy(model, {
+        **{id(x): nn.Parameter(x.detach().to("meta"), requires_grad=x.requires_grad) for x in model.parameters()},
+        **{id(x): x.to("meta") for x in model.buffers()},
+    })  # fmt: skip
+    sites = find_heads(bare)
+    for i, plan in plans.items():
+        pick_heads(sites[i], list(plan.kept), list(plan.kept_kv))
+    update_config(bare)
+    with without_memory():
+        built = model._from_config(deepcopy(bare.config))
+    if why := difference(bare, built):
+        raise ConfigError(
+            "uniform=True: from_pretrained of transformers could not read the model, as {config} cannot say "
+            "{num_heads} heads of {head_dim}: {why}; leave uniform out, and save with save_pruned, which load_pruned "
+            "reads",
+            config=type(model.config).__name__, num_heads=len(next(iter(plans.values())).kept),
+            head_dim=sites[0].head_dim, why=why,
+        )  # fmt: skip
+
+
+def removed_together(site: HeadSite) -> int:
+    """How many query heads are removed together: those that share a KV head, if there are several KV heads."""
+    return site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
+
+
+def _even(sites: Sequence[HeadSite], listed: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """As many of the listed heads, in their order and in whole groups, that all sites keep the same number."""
+    groups = [removed_together(site) for site in sites]
+    whole: list[list[int]] = []  # the groups of which all heads are listed
+    for i, group in enumerate(groups):
+        found = Counter[int]()
+        whole.append([])
+        for head in listed.get(i, ()):
+            found[head // group] += 1
+            if found[head // group] == group:
+                whole[i].append(head // group)
+    heads = [site.num_heads for site in sites]
+    kept = [h - group * len(units) for h, group, units in zip(heads, groups, whole, strict=True)]
+    most = max(kept)
+    if len(set(groups)) > 1 or most > min(heads) or most == max(heads):
+        raise ConfigError(
+            "heads: uniform=True removes heads of every module, {groups} at a time, those that share a KV head; of "
+            "{place}, with {num_heads} heads, it is given {listed}",
+            groups=" or ".join(map(str, sorted(set(groups)))), place=sites[last := kept.index(most)].place,
+            num_heads=heads[last], listed=list(listed.get(last, ())),
+        )  # fmt: skip
+    return {
+        i: [unit * group + j for unit in units[: (h - most) // group] for j in range(group)]
+        for i, (h, group, units) in enumerate(zip(heads, groups, whole, strict=True))
+    }
 
 
 def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:
@@ -285,7 +359,7 @@ def _listed(what: str, heads: Any) -> list[Any]:
     raise ConfigError(f"{what}: expected a list of head numbers, got {heads!r}")
 
 
-def _checked(site: HeadSite, removed: Any) -> tuple[int, ...]:
+def _checked(site: HeadSite, removed: Any) -> list[int]:
     name, h = site.place, site.num_heads
     found: list[int] = []
     for given in _listed(f"heads: {name}", removed):
@@ -295,9 +369,7 @@ def _checked(site: HeadSite, removed: Any) -> tuple[int, ...]:
         if head in found:
             raise ConfigError(f"heads: {name}: head {head} is given twice")
         found.append(head)
-    if len(found) == h:
-        raise ConfigError(f"heads: {name}: all {h} heads would be removed; expected to keep at least one")
-    return tuple(sorted(found))
+    return found
 
 
 def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:

@@ -83,7 +83,7 @@ def plan_model(
     warnings = []
     if 0 < config.context < (n if config.source_tokens else max(n, source)):
         warnings.append(tr("the model was trained on at most {context:,} tokens", context=config.context))
-    if config.quantized:
+    if config.quantized and load.weights is None:
         counted = tr("the weights are quantized ({method}); here all of them are counted in {dtype}")
         warnings.append(counted.filled(method=config.quantized, dtype=dtype))
     if warnings:
@@ -188,8 +188,13 @@ def _sizes(config: ModelConfig, attentions: Attentions) -> str:
         experts = tr("{active} of {all} experts, {parameters} active")
         if c.shared_experts:
             experts = tr("{active} of {all} and {shared} shared experts, {parameters} active")
-        met = scaled(model.active_parameters(c, attentions))
-        parts.append(experts.filled(active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
+        met = model.active_parameters(c, attentions)
+        given = {"active": c.active_experts, "all": c.experts, "shared": c.shared_experts, "parameters": scaled(met)}
+        parts.append(experts.filled(**given))
+        counted = tr("with the embedding, which is the output matrix too")
+        if c.output == "own":
+            counted = tr("{rest} without the input embedding", rest=scaled(met - c.vocab * c.d_model))
+        parts.append(counted)
     tied = c.output == "tied"
     parts.append(tr("vocabulary {size:,} (tied)", size=c.vocab) if tied else tr("vocabulary {size:,}", size=c.vocab))
     return joined([*parts, *_windows(c), *([tr("tokens of the input attend to both sides")] if c.prefix else [])])
@@ -236,6 +241,19 @@ def _parameters(config: ModelConfig, attentions: Attentions, total: int) -> Tabl
 
 def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load: model.Load) -> Table:
     rows: list[tuple[Value, ...]] = [(tr("weights"), total * BYTES[load.dtype])]
+    notes = [MEMORY_NOTE]
+    if load.weights is not None:
+        bits, scale, shared = model.WEIGHTS[load.weights]
+        count = model.quantized(config, attentions, load.weights)
+        alone = load.weights == "mxfp4" and config.experts
+        where = tr("the experts alone") if alone else tr("attention and feed-forward networks")
+        rows.append((tr("weights, {stored}", stored=load.weights), model.weight_bytes(config, attentions, load)))
+        notes.append(tr(
+            "{stored}: {bits} bits, and a scale of {scale} bits for {shared} weights, in {count:,} weights of {where}; "
+            "the other {rest:,} parameters, and all parameters in passes and steps, are counted in {dtype}.",
+            stored=load.weights, bits=bits, scale=scale, shared=shared, count=count, rest=total - count,
+            dtype=load.dtype, where=where,
+        ))  # fmt: skip
     if model.decodes(config):
         dtype = load.cache or load.dtype
         target = tr("cache, one target token") if attentions.cross else tr("cache, one token")
@@ -259,7 +277,7 @@ def _model_memory(config: ModelConfig, attentions: Attentions, total: int, load:
         rows.append((scores.filled(stored=stored), model.largest_score_bytes(config, attentions, same)))
         kept = tr("kept for backward, {stored}, {layers} layers", stored=stored, layers=config.attention_layers)
         rows.append((kept, model.model_kept_bytes(config, attentions, same)))
-    return Table("memory", tr("Memory"), _BYTES, tuple(rows), note=MEMORY_NOTE)
+    return Table("memory", tr("Memory"), _BYTES, tuple(rows), note=joined(notes, BLANK))
 
 
 def _layer_memory(counts: Counts, work: Work) -> Table:

@@ -109,6 +109,19 @@ def _without_nothing(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: size for name, size in sizes.items() if size or size is False}
 
 
+def difference(model: nn.Module, built: nn.Module) -> str:
+    """How a model differs from the one that transformers builds from its configuration, in words; "" if no parameter
+    has another shape, so that `from_pretrained` reads what is saved of it."""
+    ours, theirs = ({name: tuple(x.shape) for name, x in one.named_parameters()} for one in (model, built))
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
+            return tr(
+                "{name} is {own}, and {other} in a model of the configuration", name=name, own=ours.get(name),
+                other=theirs.get(name),
+            )  # fmt: skip
+    return ""
+
+
 def update_config(model: nn.Module) -> None:
     """Set the numbers of heads in a model's configuration, which `save_pretrained` writes, to those of its layers:
     unless layers differ, its class builds other shapes from these numbers, or the configuration refuses them."""
@@ -134,9 +147,7 @@ def update_config(model: nn.Module) -> None:
                 built = type(model)(changed)
         except Exception:  # their code, with other values
             continue
-        if {name: x.shape for name, x in built.named_parameters()} == {
-            name: x.shape for name, x in model.named_parameters()
-        }:
+        if not difference(model, built):
             for name, value in values.items():
                 setattr(config, name, value)
             return
