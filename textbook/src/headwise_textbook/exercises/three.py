@@ -133,12 +133,9 @@ def nearest_scores(scores: Tensor, d_k: int) -> Tensor:
 
 
 # writing
-def _logits(draw: Draw) -> Tensor:
-    n = draw.size(1, 7)
-    return draw.normal(n) + torch.arange(n) * 1e-2
-
-
-@exercise(lambda draw: (logits := _logits(draw), draw.size(1, len(logits)), draw.size(1, 20) / 10))
+@exercise(
+    lambda draw: (draw.normal(v := draw.size(1, 7)) + torch.arange(v) * 1e-2, draw.size(1, v), draw.size(1, 20) / 10)
+)
 def top_k(logits: Tensor, k: int, temperature: float) -> Tensor:
     kept = torch.full_like(logits, -torch.inf)
     at = logits.topk(k).indices
