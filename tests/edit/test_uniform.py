@@ -78,7 +78,9 @@ def test_layers_that_cannot_keep_equally_many_are_told(heads: dict[int, list[int
     ],
 )
 def test_a_configuration_that_cannot_say_it_is_refused(name: str, message: str) -> None:
-    sizes = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 3} if name == "llama" else {}
+    sizes: dict[str, Any] = (
+        {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 3} if name == "llama" else {}
+    )
     model = hf_model(name, **sizes)
     before = {key: x.clone() for key, x in model.state_dict().items()}
     heads = {i: [2] for i in range(3)} if sizes else MORE

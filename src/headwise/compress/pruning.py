@@ -358,10 +358,9 @@ def plan_pruning(
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
     if wanted == 0 and choice.uniform:
         raise ConfigError(
-            "--share {share:g}, --remove {remove}: with --uniform, every layer loses equally many; expected at least "
-            "{least} heads in all",
-            share=choice.share or 0, remove=choice.remove or 0, least=counts[0],
-        )  # fmt: skip
+            "--uniform: every layer loses equally many, {least} heads in all at a time; expected at least as many",
+            least=counts[0],
+        )
     if wanted == 0:
         raise ConfigError(
             "--share {share:g}, --remove {remove}: heads that share a KV head are removed together, {group} at a "

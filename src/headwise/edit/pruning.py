@@ -11,7 +11,6 @@ module              heads  KV heads  removed
 MultiHeadAttention  8 → 5     8 → 5    0 3 7
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -248,7 +247,6 @@ def prune(model: nn.Module, heads: Heads, *, uniform: bool = False, copy: bool =
     for i, removed in chosen.items():
         if len(removed) == (h := sites[i].num_heads):
             raise ConfigError(f"heads: {sites[i].place}: all {h} heads would be removed; expected to keep at least one")
-    for i in chosen:
         check_independent(sites[i])
     plans = {i: _plan(sites[i], removed) for i, removed in chosen.items()}
     check_weights(model, [sites[i] for i in chosen])
@@ -264,8 +262,7 @@ def prune(model: nn.Module, heads: Heads, *, uniform: bool = False, copy: bool =
 
 
 def _check_said(model: Any, plans: Mapping[int, Cut]) -> None:
-    """ConfigError if the configuration of a model of transformers cannot say the numbers of heads that are kept: tried
-    on a copy without values."""
+    """ConfigError if the configuration cannot say the numbers of heads that are kept, tried on a copy on meta."""
     bare = deepcopy(model, {
         **{id(x): nn.Parameter(x.detach().to("meta"), requires_grad=x.requires_grad) for x in model.parameters()},
         **{id(x): x.to("meta") for x in model.buffers()},
@@ -294,14 +291,10 @@ def removed_together(site: HeadSite) -> int:
 def _even(sites: Sequence[HeadSite], listed: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
     """As many of the listed heads, in their order and in whole groups, that all sites keep the same number."""
     groups = [removed_together(site) for site in sites]
-    whole: list[list[int]] = []  # the groups of which all heads are listed
+    whole: list[list[int]] = []  # the groups of which all heads are listed, as their last one is
     for i, group in enumerate(groups):
-        found = Counter[int]()
-        whole.append([])
-        for head in listed.get(i, ()):
-            found[head // group] += 1
-            if found[head // group] == group:
-                whole[i].append(head // group)
+        units = [head // group for head in listed.get(i, ())]
+        whole.append([unit for at, unit in enumerate(units, 1) if units[:at].count(unit) == group])
     heads = [site.num_heads for site in sites]
     kept = [h - group * len(units) for h, group, units in zip(heads, groups, whole, strict=True)]
     most = max(kept)

@@ -110,8 +110,7 @@ def _without_nothing(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(model: nn.Module, built: nn.Module) -> str:
-    """How a model differs from the one that transformers builds from its configuration, in words; "" if no parameter
-    has another shape, so that `from_pretrained` reads what is saved of it."""
+    """The first parameter with another shape in a model that transformers built from the configuration; "" if none."""
     ours, theirs = ({name: tuple(x.shape) for name, x in one.named_parameters()} for one in (model, built))
     for name in ours | theirs:
         if ours.get(name) != theirs.get(name):
