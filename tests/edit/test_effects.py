@@ -27,7 +27,8 @@ FOUND = 33  # functions that change something; a walk that finds fewer is broken
 # Functions that take a model and change nothing of it, or describe what others change.
 READS = {
     "edit.budgets.budget_effect", "edit.merging.group_heads", "analysis.flow.value_norms",
-    "analysis.relevance.relevance", "models.hooks.input_embedding", "models.find.find_heads", "models.recognise.publisher.recognise",
+    "analysis.relevance.relevance", "models.hooks.input_embedding", "models.find.find_heads",
+    "models.recognise.publisher.recognise",
     "models.replace.certifying.certify", "parallel.heads.whole_state", "parallel.heads_held.gather_map",
     "parallel.heads_held.held_heads", "publishing.observe", "corpus.run.measure_corpus", "reports.see.show",
     "nn.layout.Layout.into", "analysis.direct_effects.direct_effects", "telemetry.alarms.Alarm.cause",
