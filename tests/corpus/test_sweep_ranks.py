@@ -142,7 +142,7 @@ def test_what_the_user_can_mend_is_said_once(options, run, tmp_path):
     codes, _, err = run(2, *options, "--out", out)
     assert 0 not in codes
     assert err.count("c.txt' is not UTF-8: byte 0xff at offset 3") == 1
-    assert not Units(out).folder.exists()
+    assert not out.exists()
 
 
 @pytest.mark.thorough
