@@ -105,9 +105,7 @@ class RelevanceMap:
     @reading
     def __matmul__(self, x: Tensor) -> Tensor:
         """The product with x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]."""
-        x = operand(x, self, self.shape[3], "keys")
-        heads = self.shape[1] if x.shape[1] == self.shape[1] else self.k.shape[1]
-        return self._read("times", x.expand(-1, heads, -1, -1))
+        return self._read("times", operand(x, self, "keys"))
 
     @property
     def T(self) -> "TransposedMap[RelevanceMap]":

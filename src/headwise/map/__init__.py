@@ -194,9 +194,7 @@ class AttentionMap(Shown):
     @reading
     def __matmul__(self, x: Tensor) -> Tensor:
         """P @ x for x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]. Attention with the values x."""
-        x = operand(x, self, self.shape[3], "keys")
-        heads = self.shape[1] if x.shape[1] == self.shape[1] else self.k.shape[1]
-        x = x.expand(-1, heads, -1, -1)
+        x = operand(x, self, "keys")
         return self._with_graph(self._read("times", x.detach()), shares.Product(), operand=x)
 
     @property

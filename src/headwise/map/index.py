@@ -108,20 +108,22 @@ def reading(method: Method) -> Method:
     return cast(Method, wrapped)
 
 
-def operand(x: Tensor, amap: Readable, size: int, what: str) -> Tensor:
-    """Convert x [size, e] or [b, h or h_kv, size, e] to the map's dtype and [b, 1 or h or h_kv, size, e]."""
-    b, h = amap.shape[:2]
+def operand(x: Tensor, amap: Readable, what: str) -> Tensor:
+    """Convert x [size, e] or [b, h or h_kv, size, e], size of "keys" or "queries", to the map's dtype and that of all
+    heads, or, of keys, of all KV heads."""
+    (b, h, n, m), h_kv = amap.shape, amap.k.shape[1]
+    size = m if what == "keys" else n
     if not isinstance(x, Tensor) or x.is_complex():
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise DTypeError(f"attention map @ x: expected a tensor of real numbers, got {came}")
     given = tuple(x.shape)
     x = x.to(amap.lse)
     x = x[None, None] if x.ndim == 2 else x
-    if not (x.ndim == 4 and x.shape[0] in (1, b) and x.shape[1] in (1, amap.k.shape[1], h) and x.shape[2] == size):
+    if not (x.ndim == 4 and x.shape[0] in (1, b) and x.shape[1] in (1, h_kv, h) and x.shape[2] == size):
         raise ShapeError(
             f"attention map @ x: x has shape {given}, expected ({size}, e) or ({b}, {h}, {size}, e) for {size} {what}"
         )
-    return x.expand(b, -1, -1, -1)
+    return x.expand(b, h_kv if what == "keys" and x.shape[1] != h else h, -1, -1)
 
 
 class TransposedMap(Generic[Map]):
@@ -154,8 +156,7 @@ class TransposedMap(Generic[Map]):
     @reading
     def __matmul__(self, y: Tensor) -> Tensor:
         """Pᵀ @ y for y [n, e] or [b, h, n, e]: [b, h, m, e]."""
-        _, h, n, _ = self._map.shape
-        y = operand(y, self._map, n, "queries").expand(-1, h, -1, -1)
+        y = operand(y, self._map, "queries")
         product: Tensor = self._map._read("transposed_times", y.detach())
         if not self.differentiable:
             return product
