@@ -16,7 +16,7 @@ from pathlib import Path
 from scikit_build_core import build as skbuild
 from scikit_build_core.build import *  # noqa: F403
 
-from compile import ROOT, CannotBuild, build_in_place
+from compile import REQUIRED, ROOT, CannotBuild, build_in_place
 
 PATH_FILE = "headwise.pth"
 LATER = os.environ.get("HEADWISE_COMPILE") == "later"  # by native/compile.py, as the Makefile does
@@ -32,11 +32,13 @@ def get_requires_for_build_editable(config_settings: dict | None = None) -> list
 def build_editable(
     wheel_directory: str, config_settings: dict | None = None, metadata_directory: str | None = None
 ) -> str:
-    """Compile the kernels, or continue without them; then install a path to src."""
+    """Compile the kernels, or continue without them unless they are required; then install a path to src."""
     try:
         if not LATER:
             build_in_place()
     except (CannotBuild, OSError, subprocess.CalledProcessError) as reason:
+        if REQUIRED:
+            raise SystemExit(f"HEADWISE_REQUIRE_NATIVE: the compiled kernels are not built: {reason}") from reason
         sys.stderr.write(f"headwise is installed without its compiled kernels: {reason}\n")
     name = skbuild.build_editable(wheel_directory, config_settings, metadata_directory)
     _with_plain_path(Path(wheel_directory) / name)

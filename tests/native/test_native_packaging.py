@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -20,14 +21,19 @@ LIBRARY = f"headwise/kernels/cpu/{NAME}"
 NO_COMPILER = {"CC": "/nowhere/cc", "CXX": "/nowhere/c++"}
 
 
-def build(what: str, folder: Path, **environment: str) -> Path:
+def call(what: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """As pip calls the backend, in a process of its own."""
     pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed (the dev extra has it)")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "native"), **environment}
     script = f"import sys, backend; backend.build_{what}(sys.argv[1])"
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", script, str(folder)], cwd=ROOT, env=env, capture_output=True, text=True
     )
+
+
+def build(what: str, folder: Path, **environment: str) -> Path:
+    """What a successful call made."""
+    done = call(what, folder, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = folder.iterdir()
     return made
@@ -54,6 +60,14 @@ def test_without_a_compiler_the_wheel_holds_all_but_the_library(tmp_path: Path) 
     assert shipped(wheel) == package_files()
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", ["wheel", "editable"])
+def test_kernels_that_are_required_and_cannot_be_compiled_are_an_error(tmp_path: Path, what: str) -> None:
+    done = call(what, tmp_path, **NO_COMPILER, HEADWISE_REQUIRE_NATIVE="1")
+    assert done.returncode != 0
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.wheel
 def test_the_wheel_runs_in_a_fresh_environment_without_a_compiler(tmp_path: Path) -> None:
     (wheel,) = (ROOT / "dist").glob("headwise-*.whl")
@@ -61,6 +75,7 @@ def test_the_wheel_runs_in_a_fresh_environment_without_a_compiler(tmp_path: Path
     assert "-any.whl" not in wheel.name
     assert ("-manylinux_" in wheel.name) == (sys.platform == "linux")  # auditwheel has checked it
     assert shipped(wheel) == package_files() | {LIBRARY}
+    assert wheel.stat().st_size <= 13_500_000
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
@@ -94,6 +109,11 @@ def test_ci_tries_each_wheel_with_all_its_targets() -> None:
     assert tried["x86_64"] == list(TARGETS)
     assert tried["aarch64"] == ["portable"]
     assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    assert "release.py --tag" in jobs["ready"]["steps"][-1]["run"]
+    for path in (ROOT / ".github" / "workflows").iterdir():
+        used = re.findall(r"uses: (.+)", path.read_text(encoding="utf-8"))
+        assert used
+        assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", one)] == []
 
 
 @pytest.mark.thorough
