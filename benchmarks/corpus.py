@@ -1,10 +1,11 @@
 """The cost of measuring a corpus: `measure_corpus` with and without passages, and the model's forward pass on the same
 windows.
 
-    python -m benchmarks.corpus FILE --model DIR     # a Markdown row; --quick for a small size, which says nothing
+    OMP_NUM_THREADS=1 python -m benchmarks.corpus FILE --model DIR     # a Markdown row
+    python -m benchmarks.corpus FILE --quick                           # a small size, which says nothing
 
-They go in turns in one process. Measuring reads, cuts and tokenises the files and writes the table; the forward is
-given its ids, and does nothing else.
+They go in turns in one process; of one thread, CPU time is measured, which other programs change little. Measuring
+reads, cuts and tokenises the files and writes the table; the forward is given its ids, and does nothing else.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from torch import Tensor
 
 import headwise as hw
 from benchmarks.machine import examine
-from benchmarks.timing import medians
+from benchmarks.timing import interleaved
 from headwise.stats import shown_in
 
 
@@ -46,11 +47,16 @@ def main() -> None:
         begun = time.perf_counter()
         found = measured()
         estimate = time.perf_counter() - begun
-        plainly = partial(measured, passages=0)
-        calls = {"forward": partial(_forward, subject, batches), "measured": measured, "without": plainly}
-        median, spread = medians(calls, estimate=estimate, seconds=args.seconds)
-    plain, whole, without = (median[name] for name in ("forward", "measured", "without"))
-    print(f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn.\n")
+        plainly, forward = partial(measured, passages=0), partial(_forward, subject, batches)
+        clock, unit = (time.process_time, "CPU ") if machine.threads == 1 else (time.perf_counter, "")
+        times, _ = interleaved(
+            {"forward": [forward], "measured": [measured], "without": [plainly]}, rounds=99, seconds=args.seconds,
+            estimates=dict.fromkeys(("forward", "measured", "without"), estimate), clock=clock,
+        )  # fmt: skip
+    plain, whole, without = (min(times[name].seconds) for name in ("forward", "measured", "without"))
+    spread = max(one.spread or 0.0 for one in times.values())
+    rounds = len(times["forward"].seconds)
+    print(f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}; least {unit}time of {rounds} rounds.\n")
     print(f"{subject.about}; {len(ids):,} tokens, {len(shown_in('corpus'))} measures of {len(found.heads)} heads.\n")
     print("| window | batch | forward, tokens/s | measured, tokens/s | ratio | ratio without passages | spread |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")

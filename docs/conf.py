@@ -1,6 +1,7 @@
 """The documentation site: `make docs` writes it to build/docs. Pages are Markdown; formulas become MathML."""
 
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from headwise_textbook.topics import topics
 
 HERE = Path(__file__).parent
 project, author, version = "headwise", "headwise", __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx", "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]  # fmt: skip
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -25,8 +29,16 @@ html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_show_copyright = False
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signatures in the docstrings' Args are shorter, and name shapes
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
+# Pages of other packages that signatures link to. Parts of their inventories are kept in docs/inventory, as no build
+# needs the network; where a class is documented under another name than that of its module, it has both.
+OTHERS = {
+    "python": "https://docs.python.org/3/", "torch": "https://docs.pytorch.org/docs/stable/",
+    "numpy": "https://numpy.org/doc/stable/",
+}  # fmt: skip
 napoleon_use_rtype = False
 napoleon_use_ivar = True  # attributes of data classes are described once
 # Docstrings are plain text for help() and for editors; what of it is not reStructuredText is shown as it is.
@@ -35,9 +47,33 @@ LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 TABLE = "```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{}\n```\n"
 
 
+def _inventory(name: str) -> str:
+    """The path of a kept inventory as Sphinx reads it: all but the first four lines compressed."""
+    path = HERE.parent / "build" / f"{name}.inv"
+    path.parent.mkdir(exist_ok=True)
+    *head, rest = (HERE / "inventory" / f"{name}.txt").read_bytes().split(b"\n", 4)
+    path.write_bytes(b"\n".join([*head, zlib.compress(rest)]))
+    return str(path)
+
+
+intersphinx_mapping = {name: (address, _inventory(name)) for name, address in OTHERS.items()}
+# Pages whose text is that of a file at the root of the repository.
+AT_THE_ROOT = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+
+
+def _from_the_root(link: re.Match[str]) -> str:
+    """A link of a file at the root as one of a page."""
+    if "://" in link[2]:
+        return link[0]
+    target = link[2].removeprefix("docs/") if link[2].startswith("docs/") else f"../{link[2]}"
+    return f"[{link[1]}]({target}{link[3] or ''})"
+
+
 def _within(app: Sphinx, page: str, source: list[str]) -> None:
     """Links to files outside of docs/ become plain text; the list of topics gets a table of contents."""
     folder = (HERE / page).parent
+    if page in AT_THE_ROOT:
+        source[0] = LINK.sub(_from_the_root, (HERE.parent / AT_THE_ROOT[page]).read_text(encoding="utf-8"))
 
     def kept(link: re.Match[str]) -> str:
         target = link[2]
@@ -79,8 +115,14 @@ def _without_type(app: Sphinx, what: str, name: str, thing: Any, options: Any, l
         lines.insert(0, "\u200b")
 
 
+def _described(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Fields of a named tuple are described in its docstring; Python's own text for each is left out."""
+    return True if str(getattr(thing, "__doc__", None)).startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-skip-member", _described)
     app.connect("doctree-read", _as_written)
     app.connect("doctree-read", _without_guesses)
     app.connect("autodoc-process-docstring", _without_type, priority=400)  # before Napoleon's

@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for package in ("sphinx", "myst_parser", "furo", "latex2mathml"):
+    for package in ("sphinx", "myst_parser", "furo", "latex2mathml", "sphinx_copybutton"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", str(DOCS), str(folder)]
@@ -63,3 +63,13 @@ def test_both_guides_and_the_reference_are_there_and_nothing_is_loaded_from_the_
         text = (site / name).read_text("utf-8")
         assert "<math" in text or "guide" not in name
         assert 'src="http' not in text
+
+
+def test_the_reference_has_types_sources_and_links_to_other_packages(site: Path) -> None:
+    pages = {path.name: path.read_text("utf-8") for path in (site / "api").glob("*.html")}
+    assert [name for name, text in pages.items() if "Alias for field" in text] == []
+    assert all('class="viewcode-link"' in pages[name] for name in ("top.html", "nn.html", "stats.html"))
+    assert 'href="https://docs.pytorch.org/docs/stable/tensors.html#torch.Tensor"' in pages["top.html"]
+    assert "copybutton.js" in pages["top.html"]
+    assert "make test-all" in (site / "contributing.html").read_text("utf-8")
+    assert "Unreleased" in (site / "changelog.html").read_text("utf-8")

@@ -1,7 +1,8 @@
-"""The recipes of docs/measure.md for Ray and Dask, as they stand there, with the real packages on this machine."""
+"""The recipes of docs/measure.md for Ray, Dask and Spark, as they stand there, with the real packages here."""
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from headwise.corpus import measure_corpus
 from headwise.corpus.passages import passages_path
 
 PAGE = Path(__file__).parents[2] / "docs" / "measure.md"
+PACKAGES = {"ray": ["ray"], "dask": ["dask", "distributed"], "spark": ["pyspark"]}
 # Two shards are killed once, in the middle, without a word.
 KILL = """
     def kill(what, done, of):
@@ -24,11 +26,11 @@ KILL = """
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("engine", ["ray", "dask"])
+@pytest.mark.parametrize("engine", ["ray", "dask", "spark"])
 def test_a_recipe_gives_the_bytes_of_one_run(model_folder, tmp_path, monkeypatch, engine):
-    missing = [name for name in (engine, "distributed" * (engine == "dask")) if name and find_spec(name) is None]
-    if missing:
-        pytest.skip(f"{missing[0]} is not installed")
+    missing = [name for name in PACKAGES[engine] if find_spec(name) is None]
+    if missing or (engine == "spark" and shutil.which("java") is None):
+        pytest.skip(f"{(*missing, 'java')[0]} is not installed")
     (recipe,) = re.findall(rf"With {engine.title()}:\n+<!--.*?-->\n+```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
     assert len(recipe.splitlines()) <= 20
     lines = [json.dumps({"text": said(12, n), "more": "x" * 500}) + "\n" for n in range(1000)]  # bytes, for eight units
@@ -40,12 +42,13 @@ def test_a_recipe_gives_the_bytes_of_one_run(model_folder, tmp_path, monkeypatch
         recipe.replace("corpus.txt", "corpus.jsonl")
         .replace('"DIR"', repr(str(model_folder)))
         .replace('device="cpu"', f'device="cpu", {here}, progress=kill')
+        .replace("builder.", 'builder.master("local[2,4]").')  # alone, Spark would not repeat what fails
     )
     made = re.sub(r"(def shard.*\n)", lambda found: found[1] + KILL, made)
-    lines = [line if line.startswith((" ", "def", "@", "import", "from")) or not line else f"    {line}" for line in
-             made.splitlines()]  # fmt: skip
-    at = next(i for i, line in enumerate(lines) if (line.startswith("    ") and "merge(" in line) or "client =" in line)
-    lines.insert(at, "if __name__ == '__main__':")
+    lines = made.splitlines()
+    main = [line != "" and not line.startswith((" ", "def", "@", "import", "from")) for line in lines]
+    lines = [f"    {line}" if own else line for line, own in zip(lines, main, strict=True)]
+    lines.insert(main.index(True), "if __name__ == '__main__':")
     (tmp_path / "recipe.py").write_text("import os\n" + "\n".join(lines) + "\n", encoding="utf-8")
     done = subprocess.run([sys.executable, "recipe.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
