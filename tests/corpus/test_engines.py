@@ -37,6 +37,7 @@ def test_a_recipe_gives_the_bytes_of_one_run(model_folder, tmp_path, monkeypatch
     (tmp_path / "corpus.jsonl").write_text("".join(lines), encoding="utf-8")
     options = {"measures": ["entropy"], "passages": 2, "window": 24, "batch": 64, "layers": [0], "device": "cpu"}
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     here = ", ".join(f"{name}={value!r}" for name, value in options.items() if name != "device")
     made = (
         recipe.replace("corpus.txt", "corpus.jsonl")
