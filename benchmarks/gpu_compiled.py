@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ import torch
 import headwise as hw
 from benchmarks.gpu_calls import STATISTICS
 from headwise.kernels.call import Call
+from headwise.kernels.joint import joined
 from headwise.masks import Grid, Mask
 from headwise.rule import Rule
 from headwise.scores import Score
-from headwise.stats import COLUMN_MASS
+from headwise.stats import COLUMN_MASS, DISTANCE, ENTROPY, KeyWeights, RangeMass
 
 # Most bytes of shared memory of a block, by compute capability: CUDA C++ Programming Guide, technical specifications.
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -84,6 +85,12 @@ def call_of(
     return Call(q, k, v, Rule(mask, d**-0.5, Grid(B, H, n, m), tuple(scores)), drop, 1, wanted)
 
 
+def losses(name: str, d: int) -> Call:
+    """A call with gradients of entropy, mean distance, a mass of keys and one of a range."""
+    wanted = (ENTROPY, DISTANCE, KeyWeights(torch.ones(1, N)), RangeMass(-1, 0, relative=True))
+    return replace(call_of(name, d, hw.Causal()), statistics=wanted, differentiable=True)
+
+
 def everything(name: str, d: int) -> Call:
     """A call with every kind of score and mask."""
     scores = (
@@ -97,6 +104,7 @@ def _cases() -> Iterator[tuple[str, Callable[[], Call], bool]]:
         for d in (64, 128, 256):
             yield f"{name} {d} causal", lambda name=name, d=d: call_of(name, d, hw.Causal(), columns=True), True
             yield f"{name} {d} statistics", lambda name=name, d=d: call_of(name, d, hw.Causal(), statistics=True), False
+            yield f"{name} {d} losses", lambda name=name, d=d: losses(name, d), True
             yield f"{name} {d} everything", lambda name=name, d=d: everything(name, d), True
         yield (
             f"{name} 80 window",
@@ -169,7 +177,9 @@ def compiled(case: str, arch: int) -> list[Compiled]:
                 term for score in call.rule.scores for term in vars(score).values() if isinstance(term, torch.Tensor)
             ]
             wanted = [bool(learned)] * (2 + len(call.rule.terms(result.lse[..., :0]).biases))
-            gradients(call, result.out, result.lse, result.out, wanted)
+            grads = [result.lse] * len(call.statistics)
+            more, _ = joined(call, result.lse, result.statistics, grads, None) if call.differentiable else (None, None)
+            gradients(call, result.out, result.lse, result.out, wanted, more)
     return [_row(case, arch, name, kernel) for name, kernel in kernels]
 
 

@@ -17,14 +17,21 @@ from headwise.scores import Score
 from headwise.stats import ClassMass, LocalMass, Measure
 from headwise.stats.statistic import OfWeights, Slope
 
-KEYS = torch.arange(M) % 3 == 1
-MEASURES: list[str | Measure] = [
-    "entropy", "max_logit", "mean_distance", "logsumexp", "previous_mass", ClassMass(KEYS), LocalMass(4),
-]  # fmt: skip
+
+def members(m: int) -> Tensor:
+    """A class of keys."""
+    return torch.arange(m) % 3 == 1
+
+
+def measures_of(m: int) -> list[str | Measure]:
+    """Measures whose gradients all ride along."""
+    return [
+        "entropy", "max_logit", "mean_distance", "logsumexp", "previous_mass", ClassMass(members(m)), LocalMass(4),
+    ]  # fmt: skip
 
 
 def of_rows(t: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The values of rows of MEASURES, by their formulas."""
+    """The values of rows of these measures, by their formulas."""
     p, n, m = t["p"], *t["p"].shape[2:]
     away = torch.arange(m) - (torch.arange(n)[:, None] + m - n)
     hidden = torch.where(t["allowed"], t["s"], -torch.inf)
@@ -34,7 +41,7 @@ def of_rows(t: dict[str, Tensor]) -> dict[str, Tensor]:
         "mean_distance": (p * away.abs()).sum(-1),
         "logsumexp": torch.where(t["lit"], t["lse"], 0.0),
         "previous_mass": (p * (away == -1)).sum(-1),
-        "class_mass": p[..., KEYS[:m]].sum(-1),
+        "class_mass": p[..., members(m)].sum(-1),
         "local_mass": (p * (away.abs() <= 4)).sum(-1),
     }
 
@@ -49,12 +56,17 @@ def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_tiles, "_pull_back", refuse)
 
 
-def check(kernel: str, mask: Mask, score: str = "", dtype: torch.dtype = torch.float32) -> None:
+def check(
+    kernel: str, mask: Mask, score: str = "", dtype: torch.dtype = torch.float32, *, bound: float | None = None,
+    device: str = "cpu", **sizes: int,
+) -> None:  # fmt: skip
     by_tiles = {"previous_mass"} if isinstance(mask, Dense) or score == "two biases" else set()  # as it needs spans
-    measures = [one for one in MEASURES if one not in by_tiles]
-    q, k, v = qkv(dtype=dtype)
-    mine, theirs = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
-    scores: list[tuple[Score, ...]] = [SCORES[score](B, H, N, M) if score else () for _ in range(2)]
+    q, k, v = qkv(dtype=dtype, **sizes)
+    (b, h, n, _), (h_kv, m) = q.shape, k.shape[1:3]
+    measures = [one for one in measures_of(m) if one not in by_tiles]
+    mine, theirs = leaves(*(x.to(device) for x in (q, k, v))), leaves(q.double(), k.double(), v.double())
+    scores: list[tuple[Score, ...]] = [SCORES[score](b, h, n, m) if score else () for _ in range(2)]
+    scores[0] = tuple(part.mapped(lambda t: t.detach().to(device).requires_grad_()) for part in scores[0])
     for held, given in zip((mine, theirs), scores, strict=True):
         for part in given:
             part.mapped(lambda t, held=held: held.append(t) or t)  # type: ignore[misc]
@@ -62,24 +74,24 @@ def check(kernel: str, mask: Mask, score: str = "", dtype: torch.dtype = torch.f
     out, amap = attend(*mine[:3], mask=mask, score=scores[0], **options)  # type: ignore[call-overload]
     assert amap.kernel == kernel
     t = stored(theirs[0], theirs[1], mask, scores[1])
-    dense = t["p"] @ theirs[2].repeat_interleave(2, 1)
+    dense = t["p"] @ theirs[2].repeat_interleave(h // h_kv, 1)
     rows = of_rows(t)
     assert amap.measured.rows.keys() >= {"entropy", "max_logit", "class_mass"}
-    loss, due = (out * weights_for(out)).sum(), (dense * weights_for(dense)).sum()
+    loss, due = (out * weights_for(out).to(out)).sum(), (dense * weights_for(dense)).sum()
     for i, (name, got) in enumerate(amap.measured.rows.items()):
         expected = rows[name]
-        torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(got.cpu().double(), expected, rtol=2e-5, atol=2e-5)
         if name == "max_logit":
             peak = torch.where(t["allowed"], t["s"], -torch.inf).flatten(2).amax(-1)
             lit = t["lit"].any(-1)
-            loss = loss + (amap.measured[name] * weights_for(lit.to(got)) * lit).sum()
+            loss = loss + (amap.measured[name] * (weights_for(lit.double()) * lit).to(got)).sum()
             due = due + (torch.where(lit, peak, 0.0) * weights_for(lit.double())).sum()
             continue
         w = weights_for(expected.roll(i, 2))
         loss, due = loss + (got * w.to(got)).sum(), due + (expected * w).sum()
-    found = gradients(loss, mine)
-    # In the gradient of a bias with one number per row, the terms of a row cancel but for rounding.
-    bound = 2 * BOUNDS[dtype] if score == "two biases" else BOUNDS[dtype]
+    found = [x.cpu() for x in gradients(loss, mine)]
+    if bound is None:  # in the gradient of a bias with one number per row, the terms of a row cancel but for rounding
+        bound = 2 * BOUNDS[dtype] if score == "two biases" else BOUNDS[dtype]
     assert_alike(found, gradients(due, theirs), bound, f"{kernel}, {score}, {mask}")
 
 

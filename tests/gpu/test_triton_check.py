@@ -17,7 +17,7 @@ import headwise as hw
 from headwise.cli.doctor import examine, print_examination
 from headwise.kernels import prepare
 from headwise.kernels.call import Call
-from headwise.kernels.triton_gpu import TritonGPU, check, launch
+from headwise.kernels.triton_gpu import TritonGPU, check, launch, problem
 from headwise.kernels.triton_gpu.check import CHECKS, Kind
 from headwise.masks import Grid
 from headwise.rule import Rule
@@ -51,7 +51,7 @@ def attend(*given: Tensor, kernel: str = "triton_gpu", **options: Any) -> tuple[
 
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants a defect: scores are multiplied by a number that is not log₂ e."""
-    monkeypatch.setattr(launch, "LOG2E", 1.40)
+    monkeypatch.setattr(problem, "LOG2E", 1.40)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
@@ -116,6 +116,20 @@ def test_wrong_gradients_are_refused_before_the_forward_pass(monkeypatch: pytest
         out, amap = attend(q, k, v, kernel="auto")
     assert amap.kernel != "triton_gpu"
     out.sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_wrong_gradients_of_statistics_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In calls that have them, and in no others."""
+    monkeypatch.setattr(launch, "of_rows", lambda *_: None)
+    q, k, v = inputs()
+    q.requires_grad_()
+    options = {"measures": ["entropy"], "kernel": "auto"}
+    assert attend(q, k, v, **options)[1].kernel == "triton_gpu"
+    with pytest.warns(UserWarning, match=r"gradients of statistics.* the gradient of q"):
+        _, amap = attend(q, k, v, differentiable=True, **options)
+    assert amap.kernel != "triton_gpu"
+    amap.measured["entropy"].sum().backward()
     assert torch.isfinite(q.grad).all()
 
 

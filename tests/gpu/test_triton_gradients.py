@@ -10,7 +10,8 @@ from triton_here import DEVICE, mostly_slow, moved, same, slow
 from headwise.kernels.call import Call
 from headwise.kernels.gradients import run_kernel
 from headwise.kernels.triton_gpu import TritonGPU
-from headwise.kernels.triton_gpu.launch import Problem, Wanted, backward, forward
+from headwise.kernels.triton_gpu.launch import backward, forward
+from headwise.kernels.triton_gpu.problem import Problem, Wanted
 from headwise.masks import Causal, Everything, Lengths, Mask
 from headwise.rule.lowering import Lowered, lower
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits

@@ -189,6 +189,7 @@ NAMES = (
     tr("padded sequences"), tr("one decoding step, 3 KV heads"), tr("causal, bfloat16, on the GPU"), tr("decoding"),
     tr("shared KV heads"), tr("mask"), tr("several ranges"), tr("ranges of each entry"), tr("boolean mask"),
     tr("soft cap"), tr("distances"), tr("bias"), tr("sinks"), tr("statistics"), tr("gradients"),
+    tr("gradients of statistics"),
 )  # fmt: skip
 # How the reasons of kernels begin; what follows is a name or a number.
 REASONS = (

@@ -17,6 +17,7 @@ from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.compiling import eager
 from headwise.kernels.gradients import learns
+from headwise.kernels.joint import RowGradients
 from headwise.kernels.kernel import Prepared
 from headwise.kernels.quantized import in_memory
 from headwise.kernels.reads import Matrix, Reads, TileReads
@@ -35,6 +36,7 @@ class TritonGPU:
     name = "triton_gpu"
     gives_delta = False
     by_autograd = False
+    adds_rows = True
 
     @property
     def reads(self) -> Reads:
@@ -71,15 +73,16 @@ class TritonGPU:
         return again(self, call, refusal)
 
     def gradients(
-        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool],
+        more: RowGradients | None = None,
+    ) -> list[Tensor | None]:  # fmt: skip
         """Computed by the Triton backward kernels."""
         from headwise.kernels.triton_gpu.launch import gradients
 
         # Within a graph the forward pass does not show whether gradients will be computed.
         if reason := refusal(call, requested(call.rule.terms(lse[..., :0]), wanted)):
             raise KernelError(f"kernel='triton_gpu' cannot compute these gradients: {reason}; or use another kernel")
-        return gradients(call, out, lse, grad_out, wanted)
+        return gradients(call, out, lse, grad_out, wanted, more)
 
 
 class _ForwardReads(TileReads):

@@ -48,7 +48,7 @@ def delta_kernel(
 def _query_step(
     dq, queries, d_out, k, kj, kd, v, vj, vd, block, i, row, lse2, delta,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr,
+    batch, more, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def _query_step(
     _, ds, slope = score_gradient(
         queries, keys, d_out, values, i, j[None, :], row, lse2, delta,
         factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
-        HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, MASKED,
+        batch, more, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, MASKED,
     )  # fmt: skip
     if HAS_CAP:
         ds = ds * slope
@@ -74,7 +74,7 @@ def query_gradient_kernel(
     factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
     full, full_b, full_count, mixed, mixed_b, mixed_count,
-    d_out, ob, oh, oi, od, lse, delta, dq, row_blocks, scale,
+    d_out, ob, oh, oi, od, lse, delta, more, dq, row_blocks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr,
@@ -107,7 +107,7 @@ def query_gradient_kernel(
             result = _query_step(
                 result, queries, grads, k, kj, kd, v, vj, vd, block, i[:, None], row[:, None], lse2, d,
                 factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
-                D, DP, DV, DVP, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, False,
+                batch, more, D, DP, DV, DVP, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, False,
             )  # fmt: skip
     mixed += batch * mixed_b + which * mixed_count * 2
     for slot in range(mixed_count):
@@ -115,7 +115,7 @@ def query_gradient_kernel(
             result = _query_step(
                 result, queries, grads, k, kj, kd, v, vj, vd, block, i[:, None], row[:, None], lse2, d,
                 factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
-                D, DP, DV, DVP, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
+                batch, more, D, DP, DV, DVP, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
             )  # fmt: skip
     column = tl.arange(0, DP)
     at = dq + row[:, None] * D + column[None, :]
@@ -126,7 +126,7 @@ def query_gradient_kernel(
 def _key_step(
     dk, dv, keys, values, q, qi, qd, d_out, oi, od, lse, delta, first_row, block, j,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
-    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr,
+    batch, more, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +140,7 @@ def _key_step(
     used, ds, slope = score_gradient(
         keys, queries, values, grads, i[None, :], j, row[None, :], lse2, d,
         factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
-        HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, MASKED,
+        batch, more, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, MASKED,
     )  # fmt: skip
     if HAS_CAP:
         ds = ds * slope
@@ -155,7 +155,7 @@ def key_gradient_kernel(
     factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
     full, full_b, full_count, mixed, mixed_b, mixed_count,
-    d_out, ob, oh, oi, od, lse, delta, dk, dv, col_blocks, scale,
+    d_out, ob, oh, oi, od, lse, delta, more, dk, dv, col_blocks, scale,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr,
@@ -192,14 +192,16 @@ def key_gradient_kernel(
                 sum_k, sum_v = _key_step(
                     sum_k, sum_v, keys, values, q_h, qi, qd, o_h, oi, od, lse, delta, first_row, block, j[:, None],
                     factor, cap2, rel_h_, bias_h_, bias_i, bias_j, spans, count, dense_h_, dense_i, dense_j, seed,
-                    drop, n, m, D, DP, DV, DVP, BM, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, False,
+                    drop, n, m, batch, more, D, DP, DV, DVP, BM, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION,
+                    False,
                 )  # fmt: skip
         for slot in range(mixed_count):
             for block in range(tl.load(mixed + slot * 2), tl.load(mixed + slot * 2 + 1)):
                 sum_k, sum_v = _key_step(
                     sum_k, sum_v, keys, values, q_h, qi, qd, o_h, oi, od, lse, delta, first_row, block, j[:, None],
                     factor, cap2, rel_h_, bias_h_, bias_i, bias_j, spans, count, dense_h_, dense_i, dense_j, seed,
-                    drop, n, m, D, DP, DV, DVP, BM, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
+                    drop, n, m, batch, more, D, DP, DV, DVP, BM, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION,
+                    True,
                 )  # fmt: skip
     at = ((batch * h_kv + head_kv) * m + j)[:, None]
     live = (j < m)[:, None]
@@ -266,7 +268,7 @@ def _add_tile(
     q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
     factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
-    extent, extent_b, d_out, ob, oh, oi, od, lse, delta,
+    extent, extent_b, d_out, ob, oh, oi, od, lse, delta, more,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr,
@@ -294,7 +296,7 @@ def _add_tile(
             queries, keys, grads, values, i[:, None], inside[None, :], row[:, None],
             row_logs(lse, row, i < n)[:, None], tl.load(delta + row, mask=i < n, other=0.0)[:, None],
             factor, cap2, rel, bias, bias_i, bias_j, spans + batch * spans_b, count, dense, dense_i, dense_j,
-            seed, drop, n, m, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
+            seed, drop, n, m, b64, more, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
         )  # fmt: skip
         total += ds
     return total
@@ -305,7 +307,7 @@ def bias_gradient_kernel(
     q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
     factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
-    extent, extent_b, d_out, ob, oh, oi, od, lse, delta,
+    extent, extent_b, d_out, ob, oh, oi, od, lse, delta, more,
     result, rb, rh, ri, rj, batches, heads, row_steps, col_steps, row_blocks, col_blocks,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
@@ -328,7 +330,7 @@ def bias_gradient_kernel(
                         q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
                         factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
                         spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
-                        extent, extent_b, d_out, ob, oh, oi, od, lse, delta,
+                        extent, extent_b, d_out, ob, oh, oi, od, lse, delta, more,
                         D, DP, DV, DVP, BM, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION,
                     )  # fmt: skip
     i = row_block * BM + tl.arange(0, BM)
@@ -350,7 +352,7 @@ def relative_gradient_kernel(
     q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
     factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
-    extent, extent_b, d_out, ob, oh, oi, od, lse, delta,
+    extent, extent_b, d_out, ob, oh, oi, od, lse, delta, more,
     result, batches, row_blocks, bands,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
@@ -371,7 +373,7 @@ def relative_gradient_kernel(
                 q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
                 factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
                 spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
-                extent, extent_b, d_out, ob, oh, oi, od, lse, delta,
+                extent, extent_b, d_out, ob, oh, oi, od, lse, delta, more,
                 D, DP, DV, DVP, BM, BM, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION,
             )  # fmt: skip
     offset = tl.arange(0, BM)[None, :] - tl.arange(0, BM)[:, None] + (BM - 1)

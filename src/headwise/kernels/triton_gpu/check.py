@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, warn
 from headwise.kernels.call import Call
+from headwise.kernels.joint import RowGradients, joined
 from headwise.kernels.reads import Matrix
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.triton_gpu import plan
@@ -74,6 +75,7 @@ class Kind(NamedTuple):
         mask: whether queries attend to all keys; to several ranges; to other ranges in each entry of the batch.
         dense, bias: which axes of these tensors are not broadcast; None without one. table: whether each head has one.
         statistics: their signatures. learned: whether relative, bias and sinks have gradients; None without gradients.
+        joint: whether statistics have gradients too.
     """
 
     device: str
@@ -92,6 +94,7 @@ class Kind(NamedTuple):
     dropout: bool
     statistics: tuple[str, ...]
     learned: tuple[bool, bool, bool] | None
+    joint: bool
 
     @classmethod
     def of(cls, call: Call, learned: tuple[bool, bool, bool] | None) -> "Kind":
@@ -114,6 +117,7 @@ class Kind(NamedTuple):
             d, d_v, (rule.is_full(), spans.shape[2] > 1, len(spans) > 1), _axes(dense), lowered.soft_cap > 0,
             None if table is None else len(table) > 1, _axes(bias), lowered.sinks is not None, call.dropout_p > 0,
             tuple(sorted(s for s in signatures if s in {*PLAIN, RANGE, WEIGHTS})), learned,
+            learned is not None and call.differentiable and len(call.statistics) > 0,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -125,6 +129,7 @@ class Kind(NamedTuple):
             "boolean mask": self.dense is not None, "soft cap": self.capped, "distances": self.table is not None,
             "bias": self.bias is not None, "sinks": self.sinks, "dropout": self.dropout,
             "statistics": bool(self.statistics), "gradients": self.learned is not None,
+            "gradients of statistics": self.joint,
         }  # fmt: skip
         named = [str(self.dtype).removeprefix("torch."), size, f"{self.rows} × {self.keys}"]
         return ", ".join(named + [name for name, present in parts.items() if present])
@@ -188,19 +193,24 @@ def _errors(kind: Kind) -> Iterator[tuple[str, float, float]]:
     found, true = launch.attend(call), TorchBlocks().run(exact)
     yield "the output", _error(found.out, true.out), OUTPUT[kind.dtype]
     yield "the log-sum-exp", _error(found.lse, true.lse), STATISTIC
+    expected: dict[Statistic, Tensor] = {}
     if call.statistics:
         of = Matrix(exact.q, exact.k, true.lse, exact.rule)
         weights = TorchBlocks.reads.weights(of, *map(range, (*call.q.shape[:3], kind.keys)))
         for statistic in call.statistics:
-            expected = _expected(statistic, weights, true.lse)
-            yield statistic.name, _error(found.statistics[statistic], expected), STATISTIC
+            expected[statistic] = _expected(statistic, weights, true.lse)
+            yield statistic.name, _error(found.statistics[statistic], expected[statistic]), STATISTIC
     terms = call.rule.terms(found.lse[..., :0])
     if kind.learned is not None:
         relative, bias, sinks = kind.learned
         wanted = [relative, sinks, *[bias] * len(terms.biases)]
         grad = _random(3, *found.out.shape, device=kind.device).to(kind.dtype)
-        got = launch.gradients(call, found.out, found.lse, grad, wanted)
-        due = TorchBlocks().gradients(exact, true.out, true.lse, grad.double(), wanted)
+        rows, exact_rows = (
+            _of_rows(of_call, lse, {s: values[s] for s in call.statistics}) if kind.joint else None
+            for of_call, lse, values in ((call, found.lse, found.statistics), (exact, true.lse, expected))
+        )
+        got = launch.gradients(call, found.out, found.lse, grad, wanted, rows)
+        due = TorchBlocks().gradients(exact, true.out, true.lse, grad.double(), wanted, exact_rows)
         for what, x, y in zip(("q", "k", "v", "the table", "sinks", "the bias"), got, due, strict=False):
             if y is not None:
                 # What a row shares has a gradient of 0, of which rounding is left.
@@ -209,6 +219,12 @@ def _errors(kind: Kind) -> Iterator[tuple[str, float, float]]:
                 yield f"the gradient of {what}", _error(x, y, least), GRADIENT[kind.dtype]
     if kind.dropout:
         yield from _errors_of_dropout(replace(call, dropout_p=0.5, statistics=()), kind)
+
+
+def _of_rows(call: Call, lse: Tensor, values: Mapping[Statistic, Tensor]) -> RowGradients | None:
+    """For random gradients of the log-sum-exp and of statistics with these values."""
+    of_lse, *grads = (_random(20 + at, *lse.shape, device=str(lse.device)).to(lse) for at in range(len(values) + 1))
+    return joined(call, lse, values, grads, of_lse)[0]
 
 
 def _errors_of_dropout(call: Call, kind: Kind) -> Iterator[tuple[str, float, float]]:

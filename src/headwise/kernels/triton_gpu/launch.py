@@ -1,18 +1,16 @@
 """From a `Call` to kernel launches: output with statistics, column sums, and all gradients."""
 # mypy: disable-error-code="import-not-found"
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
 from headwise.kernels.gradients import Learned, learns
+from headwise.kernels.joint import RowGradients
 from headwise.kernels.kernel import Answer, Kernel
 from headwise.kernels.triton_gpu.backward import (
     bias_gradient_kernel,
@@ -26,137 +24,19 @@ from headwise.kernels.triton_gpu.forward import attend_kernel, merge_kernel
 from headwise.kernels.triton_gpu.plan import (
     DECODE_QUERIES,
     Blocks,
-    Plan,
-    backward_blocks,
     decode_blocks,
     forward_blocks,
-    key_blocks,
-    key_range,
     padded,
-    placed,
-    query_blocks,
     splits,
     used,
 )
-from headwise.kernels.triton_gpu.tile import COLUMNS, FORMULAS, KINDS, LSE, MASSES, MAX, SHARES
+from headwise.kernels.triton_gpu.problem import LIMIT, Problem, Wanted, of_rows, shared_memory, stride, walk
+from headwise.kernels.triton_gpu.tile import FORMULAS, LSE, MASSES, MAX, SHARES
 from headwise.masks import Grid
 from headwise.rule import Rule, sink_gradient
-from headwise.rule.lowering import Lowered, of_terms, requested
-from headwise.stats import Statistic
+from headwise.rule.lowering import of_terms, requested
 
 Learning = tuple[bool, bool, bool] | None
-LOG2E = math.log2(math.e)
-INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], any strides, and the tensors of `Lowered`, on one device;
-    only `spans` is on the CPU, where the plans are computed."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
-    spans: Tensor
-    dense: Tensor | None = None
-    soft_cap: float = 0.0
-    relative: Tensor | None = None
-    bias: Tensor | None = None
-    sinks: Tensor | None = None
-    drop: float = 0.0
-    seed: int = 0
-    whole: bool = False  # every query attends to every key
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """b, h, h_kv, n, m"""
-        b, h, n, _ = self.q.shape
-        return b, h, self.k.shape[1], n, self.k.shape[2]
-
-    @property
-    def extras(self) -> bool:
-        """Whether a score requires more than a product and a scale."""
-        given = any(x is not None for x in (self.dense, self.relative, self.bias))
-        return given or self.soft_cap > 0 or self.drop > 0
-
-    def placed(self, *key: Any, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What is computed from the spans and the key, on the device."""
-        return placed(self.spans, self.q.device, (self.sizes[4], self.dense is not None, *key), make)
-
-    def keys_of(self, rows: int, cols: int) -> Plan:
-        """The plan of the blocks of keys for blocks of `rows` queries."""
-        return Plan(*self.placed("keys", rows, cols, make=lambda: self._keys_of(rows, cols)))
-
-    def queries_of(self, rows: int, cols: int) -> Plan:
-        """The plan of the blocks of queries for blocks of `cols` keys."""
-        count = -(-self.sizes[4] // cols)
-        return Plan(*self.placed("queries", rows, cols, make=lambda: query_blocks(self._keys_of(rows, cols), count)))
-
-    def _keys_of(self, rows: int, cols: int) -> Plan:
-        return key_blocks(self.spans, self.sizes[4], rows, cols, masked=self.dense is not None)
-
-    def range_of(self, rows: int) -> Tensor:
-        """First key and last key + 1 of each block of `rows` queries."""
-        (found,) = self.placed("range", rows, make=lambda: (key_range(self.spans, self.sizes[4], rows),))
-        return found
-
-    @property
-    def backward_size(self) -> Blocks:
-        """Tiles of the backward passes and of the sweep over columns."""
-        shared = shared_memory(self.q.device)
-        return backward_blocks(self.q.shape[-1], self.v.shape[-1], self.q.dtype, extras=self.extras, shared=shared)
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """Kernel arguments for q, k and v."""
-        q, k, v = self.q, self.k, self.v
-        return q, k, v, *q.stride(), *k.stride(), *v.stride(), *self.sizes[1:]
-
-    def score_inputs(self, *, whole: bool = False) -> tuple[Any, ...]:
-        """Kernel arguments for the rule; whole: without spans."""
-        cap, dense, bias, relative = self.soft_cap, self.dense, self.bias, self.relative
-        spans = None if whole else self.placed("spans", make=lambda: (self.spans,))[0]
-        return (
-            self.scale / cap if cap else self.scale * LOG2E, cap * LOG2E, relative, stride(relative, 0),
-            bias, *(stride(bias, axis) for axis in range(4)),
-            spans, stride(spans, 0), self.spans.shape[2], dense, *(stride(dense, axis) for axis in range(4)),
-        )  # fmt: skip
-
-    def constants(self, size: Blocks) -> dict[str, Any]:
-        """Compile-time constants of the kernels."""
-        d, d_v = self.q.shape[-1], self.v.shape[-1]
-        return {
-            "D": d,
-            "DP": padded(d),
-            "DV": d_v,
-            "DVP": padded(d_v),
-            "BM": size.rows,
-            "BN": size.cols,
-            "HAS_CAP": self.soft_cap > 0,
-            "HAS_REL": self.relative is not None,
-            "HAS_BIAS": self.bias is not None,
-            "HAS_DENSE": self.dense is not None,
-            "PRECISION": self.precision,
-        }
-
-    @property
-    def precision(self) -> str:
-        """The precision of `tile.product`."""
-        if self.q.dtype == torch.float32:
-            return "ieee"
-        return "upcast" if self.q.dtype == torch.bfloat16 and INTERPRETED else "tf32"  # "tf32" only affects float32
-
-
-def stride(x: Tensor | None, axis: int) -> int:
-    """The stride along an axis; 0 if it is broadcast."""
-    return 0 if x is None or x.shape[axis] == 1 else x.stride(axis)
-
-
-def walk(plan: Plan | None) -> tuple[Any, ...]:
-    """Kernel arguments for a plan; None: all keys."""
-    parts = (None, None) if plan is None else plan
-    return tuple(x for part in parts for x in (part, stride(part, 0), 1 if part is None else part.shape[2]))
 
 
 def options(size: Blocks, *, busy: bool = False) -> dict[str, Any]:
@@ -164,66 +44,6 @@ def options(size: Blocks, *, busy: bool = False) -> dict[str, Any]:
     # Contraction to fused multiply-adds is requested explicitly: Triton's default is about to change.
     warps = max(size.warps, 8) if busy else size.warps
     return {"num_warps": warps, "num_stages": size.stages, "enable_fp_fusion": True}
-
-
-@cache
-def shared_memory(device: torch.device) -> int:
-    """The most bytes of shared memory of a block; 0 without a GPU."""
-    if device.type != "cuda":
-        return 0
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
-
-
-LIMIT = torch.iinfo(torch.int32).max
-
-
-@dataclass
-class Wanted:
-    """The statistics that the forward pass accumulates besides output, log-sum-exp and maximum.
-
-    Attributes:
-        flags: the flags of `attend_kernel` and `merge_kernel` that are set.
-        table: rows of the table of `tile.block_masses`. weights: float32 [rows, m], weights of the keys.
-        planes: the plane of `launch.forward` that holds each statistic. columns: those that `launch.columns` computes.
-        shift: position of query 0 on the key axis, from which distances are counted.
-    """
-
-    flags: set[str] = field(default_factory=set)
-    table: list[tuple[int, int, int, int]] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)
-    planes: dict[Statistic, int] = field(default_factory=dict)
-    columns: list[Statistic] = field(default_factory=list)
-    shift: int = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether the pass accumulates any statistic."""
-        return bool(self.flags or self.table)
-
-    @classmethod
-    def of(cls, statistics: Iterable[Statistic], grid: Grid) -> "Wanted":
-        """The statistics that the kernels support."""
-        wanted, rows = cls(shift=grid.shift), 0
-        for statistic in statistics:
-            if (compiled := statistic.compiled) is None:
-                continue
-            signature = compiled.signature
-            if signature in FORMULAS:
-                wanted.planes[statistic], flag = FORMULAS[signature]
-                wanted.flags |= set() if flag is None else {flag}
-            elif signature in KINDS:
-                arguments = [max(-LIMIT, min(number, LIMIT)) for number in compiled.numbers]
-                if compiled.keys is not None:
-                    weights = compiled.keys.expand(grid.b if len(compiled.keys) > 1 else 1, grid.m)
-                    arguments += [rows, int(len(weights) > 1)]
-                    wanted.weights.append(weights)
-                    rows += len(weights)
-                wanted.planes[statistic] = SHARES + len(wanted.table)
-                wanted.table.append((KINDS[signature], *arguments, *[0] * (3 - len(arguments))))
-            elif signature == COLUMNS:
-                wanted.columns.append(statistic)
-        return wanted
 
 
 class Launch:
@@ -282,7 +102,7 @@ class Forward:
         self.attend = Launch(
             attend_kernel, *q.stride(), *problem.k.stride()[2:], *problem.v.stride()[2:], h, h_kv, n, *rule,
             problem.sinks, problem.seed, problem.drop, *walk(plan), row_blocks, self.rows, table, mass_count, weights,
-            wanted.shift, **problem.constants(size), **flags, WEIGHTED=weights is not None, FOLD=fold,
+            problem.shift, **problem.constants(size), **flags, WEIGHTED=weights is not None, FOLD=fold,
             options=options(size, busy=wanted.busy),
         )  # fmt: skip
         self.merge = Launch(
@@ -356,7 +176,7 @@ class Again(NamedTuple):
 def columns(problem: Problem, lse: Tensor) -> Tensor:
     """The weight that each key receives, Σ_i p_ij: float32 [b, h, m]."""
     b, h, _, _, m = problem.sizes
-    size = problem.backward_size
+    size = problem.backward_size()
     plan = problem.queries_of(size.rows, size.cols)
     received = torch.empty(b, h, m, dtype=torch.float32, device=lse.device)
     col_blocks = -(-m // size.cols)
@@ -387,13 +207,16 @@ class Gradients(NamedTuple):
 
 
 def backward(
-    problem: Problem, out: Tensor, lse: Tensor, d_out: Tensor, *, score_gradients: tuple[bool, bool, bool]
-) -> Gradients:
-    """Compute all gradients; `score_gradients`: whether relative, bias and sinks require theirs."""
+    problem: Problem, out: Tensor, lse: Tensor, d_out: Tensor, *, score_gradients: tuple[bool, bool, bool],
+    more: RowGradients | None = None,
+) -> Gradients:  # fmt: skip
+    """Compute all gradients; `score_gradients`: whether relative, bias and sinks require theirs. more: those of
+    statistics of rows."""
     b, h, h_kv, n, m = problem.sizes
     q, v = problem.q, problem.v
     d, d_v = q.shape[-1], v.shape[-1]
-    size = problem.backward_size
+    added = of_rows(problem, more)
+    size = problem.backward_size(joint=added is not None)
     plan = problem.keys_of(size.rows, size.cols)
     rows, cols = -(-n // size.rows), -(-m // size.cols)
     back = problem.queries_of(size.rows, size.cols)
@@ -402,19 +225,21 @@ def backward(
     dk = torch.empty(b, h_kv, m, d, dtype=q.dtype, device=q.device)
     dv = torch.empty(b, h_kv, m, d_v, dtype=q.dtype, device=q.device)
     common = (*problem.inputs, *problem.score_inputs(), problem.seed, problem.drop)
-    given = (d_out, *d_out.stride(), lse, delta)
     flags = {**problem.constants(size), "DROP": problem.drop > 0, **options(size)}
     with torch.cuda.device_of(q):
         delta_kernel[(-(-delta.numel() // DELTA_ROWS),)](
             out, d_out, delta, *d_out.stride(), h, n, delta.numel(), DV=d_v, DVP=padded(d_v), BM=DELTA_ROWS
         )
+        shifted = delta if more is None else delta + more.shift
+        given = (d_out, *d_out.stride(), lse, shifted, added)
         query_gradient_kernel[(rows * b * h,)](*common, *walk(plan), *given, dq, rows, problem.scale, **flags)
         key_gradient_kernel[(cols * b * h_kv,)](*common, *walk(back), *given, dk, dv, cols, problem.scale, **flags)
         want_relative, want_bias, want_sinks = score_gradients
         relative = _relative_gradient(problem, size, common, given, flags) if want_relative else None
         bias = _bias_gradient(problem, size, common, given, flags) if want_bias else None
         assert problem.sinks is not None or not want_sinks
-        sinks = sink_gradient(problem.sinks, lse, delta) if problem.sinks is not None and want_sinks else None
+        of_sink = shifted if more is None or more.logs is None else shifted + more.logs
+        sinks = sink_gradient(problem.sinks, lse, of_sink) if problem.sinks is not None and want_sinks else None
     return Gradients(dq, dk, dv, relative, bias, sinks, delta)
 
 
@@ -460,7 +285,7 @@ def _bias_gradient(
 
 def attend(call: Call) -> Result:
     """Run a call that was not refused, with all requested statistics that the kernels support."""
-    problem = _problem(call)
+    problem = Problem.of(call)
     wanted = Wanted.of(call.statistics, call.rule.grid)
     out, planes = forward(problem, wanted)
     found = {statistic: planes[at] for statistic, at in wanted.planes.items()}
@@ -472,28 +297,16 @@ def attend(call: Call) -> Result:
 def again(kernel: Kernel, call: Call, refusal: Callable[[Call, Learning], str | None]) -> Again | Learned:
     """What is kept for calls like this one, which has no statistics."""
     found = Again(
-        Forward(_problem(call), Wanted()), call.rule, refusal, (False, False, False) if learns(call) else None
+        Forward(Problem.of(call), Wanted()), call.rule, refusal, (False, False, False) if learns(call) else None
     )
     return found if found.learned is None else Learned(kernel, call.rule, found.trained)
 
 
-def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+def gradients(
+    call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool], more: RowGradients | None = None
+) -> list[Tensor | None]:
     """`Kernel.gradients`. The kernels add all biases into one; its gradient is reduced to the shape of each."""
     terms = call.rule.terms(lse[..., :0])
-    found = backward(_problem(call), out, lse, grad_out, score_gradients=requested(terms, wanted))
+    found = backward(Problem.of(call), out, lse, grad_out, score_gradients=requested(terms, wanted), more=more)
     relative, biases = of_terms(terms, wanted, found.relative, found.bias)
     return [found.q, found.k, found.v, relative, found.sinks, *biases]
-
-
-def _problem(call: Call) -> Problem:
-    """The tensors of the call, detached."""
-    lowered = call.lowered
-    assert isinstance(lowered, Lowered)  # refuse() has checked
-    q, k, v = call.q.detach(), call.k.detach(), call.v.detach()
-    relative, bias, sinks = (
-        None if x is None else x.detach() for x in (lowered.relative, lowered.bias, lowered.sinks)
-    )  # fmt: skip
-    return Problem(
-        q, k, v, call.rule.scale, lowered.spans, lowered.dense, lowered.soft_cap, relative, bias, sinks,
-        call.dropout_p, call.seed, lowered.dense is None and call.rule.is_full(),
-    )  # fmt: skip

@@ -44,15 +44,20 @@ def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool, shared
     return Blocks(128, 64, 8, 3 if shared >= LARGE_SHARED else 2) if wide <= 128 else Blocks(64, 32, 4, 2)
 
 
-def backward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool, shared: int = 0) -> Blocks:
+def backward_blocks(
+    d: int, d_v: int, dtype: torch.dtype, *, extras: bool, shared: int = 0, joint: bool = False
+) -> Blocks:
     """Tiles of the backward passes and of the sweep over columns; shared as for `forward_blocks`. Tensor cores of 9.0
-    need 64 rows and columns, for which other GPUs have too few registers at head sizes above 64."""
+    need 64 rows and columns, for which other GPUs have too few registers at head sizes above 64. joint: with gradients
+    of statistics, which need more registers, so that there are more warps."""
     wide = max(d, d_v)
     if dtype == torch.float32:
         return Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 16, 4, 1)
     if extras:
         return Blocks(32, 32, 4, 1)
     large = shared >= LARGE_SHARED
+    if joint and wide <= 128:
+        return Blocks(64, 64 if large and wide <= 64 else 32, 8, 2)
     if wide <= 64:
         return Blocks(64, 64, 4, 3 if large else 2)
     return Blocks(64, 64 if large else 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)

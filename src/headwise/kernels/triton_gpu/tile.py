@@ -121,14 +121,36 @@ def kept(row, j, m, seed, drop):
 
 
 @triton.jit
+def added_by_statistics(dp, p, log2, i, j, row, n, m, batch, more):
+    """dP with the gradients of statistics of rows, `more` of `problem.of_rows`, by their weights p = 2^log2."""
+    shift, logs, distance, by_key, by_range = more
+    live, position = i < n, i + shift
+    if logs is not None:
+        dp += tl.load(logs + row, mask=live, other=0.0) * LN2 * tl.where(p > 0, log2, 0.0)
+    if distance is not None:
+        dp += tl.load(distance + row, mask=live, other=0.0) * tl.abs(j.to(tl.float32) - position.to(tl.float32))
+    for at in tl.static_range(len(by_key)):
+        factor, keys, keys_b = by_key[at]
+        number = tl.load(keys + batch * keys_b + j, mask=j < m, other=0.0)
+        dp += tl.load(factor + row, mask=live, other=0.0) * number
+    for at in tl.static_range(len(by_range)):
+        factor, ends = by_range[at]
+        first = tl.load(ends) + tl.load(ends + 2) * position  # fewer registers than the differences of all pairs
+        inside = (j >= first) & (j < first + tl.load(ends + 1))
+        dp += tl.where(inside, tl.load(factor + row, mask=live, other=0.0), 0.0)
+    return dp
+
+
+@triton.jit
 def score_gradient(
     a, b, d_a, d_b, i, j, row, lse2, delta,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
-    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    batch, more, HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Weights after dropout, the gradient of the scores P ∘ (dP − δ) (Dao et al. 2022, eq. 4), the soft cap's slope. a
-    bᵀ are the products of queries and keys and d_a d_bᵀ those of output gradients and values, in either order."""
+    bᵀ are the products of queries and keys and d_a d_bᵀ those of output gradients and values, in either order. more: as
+    of `added_by_statistics`, or None."""
     s, slope = scores(a, b, i, j, factor, cap2, rel, bias, bias_i, bias_j, n, m, HAS_CAP, HAS_REL, HAS_BIAS, PRECISION)
     if MASKED:
         seen = visible(i, j, spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
@@ -140,6 +162,8 @@ def score_gradient(
         keep = kept(row, j, m, seed, drop)
         used = tl.where(keep, p / (1.0 - drop), 0.0)
         dp = tl.where(keep, dp / (1.0 - drop), 0.0)
+    if more is not None:
+        dp = added_by_statistics(dp, p, s - lse2, i, j, row, n, m, batch, more)
     ds = p * (dp - delta)
     if MASKED:  # select, do not multiply: 0 · NaN of a masked value must not spread
         ds = tl.where(seen, ds, 0.0)
