@@ -183,9 +183,7 @@ def exported(folder: Path, ids: Tensor) -> list[tuple[str, str]]:
 def main(arguments: list[str] | None = None) -> None:
     """All steps, for a text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "text", type=Path, help="UTF-8; nine tenths rank heads and train, the rest is held out"
-    )
+    parser.add_argument("text", type=Path, help="UTF-8; nine tenths rank heads and train, the rest is held out")
     parser.add_argument("--model", type=Path, help="a folder of transformers; default: a small Llama, trained here")
     parser.add_argument("--steps", type=int, default=400, help="training steps of the small Llama")
     parser.add_argument("--remove", type=int, default=2, help="query heads of each layer; whole KV heads go with them")
