@@ -22,7 +22,7 @@ from headwise.cache.base import StoredCache
 from headwise.cache.kinds import BudgetCache, KVCache, SlidingCache
 from headwise.errors import ConfigError, not_installed
 
-LAYERS = {"DynamicLayer": "full_attention", "DynamicSlidingWindowLayer": "sliding_attention"}
+LAYERS = "DynamicLayer", "DynamicSlidingWindowLayer"  # of transformers' own caches: all tokens, or a window of them
 _SIZES = {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")} | {
     Tensor.size, Tensor.dim, Tensor.numel
 }  # fmt: skip
@@ -47,10 +47,7 @@ class Kept(Tensor):
     def taken(self) -> tuple[StoredCache, Tensor, Tensor]:
         """The cache, and keys and values [b, h_kv, n, d] to append to it."""
         if self.given[0].seen != self.at:
-            raise ConfigError(
-                "past_key_values: another attention reads the keys of a layer once more, or they were appended out of "
-                "order; hw.cache.for_transformers supports layers with keys of their own, in one forward pass at a time"
-            )
+            raise ConfigError("past_key_values: the keys of a layer are read twice; it supports layers with their own")
         return self.given
 
     @classmethod
@@ -86,7 +83,10 @@ class GenerationLayer:
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """The keys and values of all tokens, for headwise's attention, which appends the new ones."""
         k, v = key_states.to(value_states.dtype), value_states  # under autocast norms widen keys
-        self.cache._kind_of(k, v)
+        kind = self.cache._kind_of(k, v)
+        windows = getattr(self.cache, "windows", None)
+        if windows is not None and len(windows) != kind.heads:
+            raise ConfigError(f"budget: was made for layers of {len(windows)} KV heads; this model has {kind.heads}")
         given = self.cache, k, v
         return Kept.of(self.cache, k, given), Kept.of(self.cache, v, given)
 
@@ -159,10 +159,18 @@ class GenerationCache:
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """The keys and values of a layer's tokens so far and of the new ones, for headwise's attention."""
-        if layer_idx >= len(self.layers):
+        caches = self.caches
+        if layer_idx >= len(caches):
             raise ConfigError(
-                f"past_key_values: made for a model of {len(self.layers)} layers, and this one has a layer "
-                f"{layer_idx}; make one by hw.cache.for_transformers(model)"
+                f"past_key_values: made for a model of {len(caches)} layers, and this one has a layer {layer_idx}; "
+                f"make one by hw.cache.for_transformers(model)"
+            )
+        before = caches[layer_idx - 1].seen - (key_states.shape[2] if layer_idx else 0)
+        if caches[layer_idx].seen != before:
+            raise ConfigError(
+                f"past_key_values: layer {layer_idx} has {caches[layer_idx].seen} tokens and should have {before}: in "
+                f"each forward pass every layer appends its keys once, in order. After a pass that failed, make a new "
+                f"cache; encoder-decoder models and layers that share keys are not supported"
             )
         return self.layers[layer_idx].update(key_states, value_states)
 
@@ -189,8 +197,8 @@ def for_transformers(model: Any, budget: Any = None, *, stored: str | None = Non
     the tokens, whatever is dropped.
 
     Args:
-        model: a model of transformers with attention of its own in every layer, full or with a sliding window, such as
-            Llama, Qwen, Mistral and Gemma; or its configuration.
+        model: a decoder of transformers whose layers are all full or sliding-window attention with keys of their own,
+            such as Llama, Qwen, Mistral and Gemma; or its configuration.
         budget: a `Budget` of `hw.edit.budget`, or of a file of `headwise budget`, read by `hw.edit.read_budget`; None
             keeps all tokens. With `sinks`, prompts of a batch must have one length: the first tokens of padded ones
             are padding.
@@ -200,71 +208,54 @@ def for_transformers(model: Any, budget: Any = None, *, stored: str | None = Non
         `GenerationCache`, a `transformers.Cache`. Its `nbytes` are those in use.
     Raises:
         ConfigError: for a budget of another model, and for models whose layers keep something else than keys and
-            values of their own. In `generate`: ConfigError if the model is not attached, DTypeError or DeviceError if
-            it was moved since the cache has tokens.
+            values of their own; in `generate`, if the model is not attached.
+        DTypeError, DeviceError: in `generate`, if the model was moved since the cache has tokens.
     """
     try:
         theirs = import_module("transformers.cache_utils")
     except ImportError:
         raise not_installed("hw.cache.for_transformers", "transformers") from None
     config = getattr(model, "config", model)
-    if not hasattr(config, "get_text_config"):
+    if not hasattr(config, "model_type"):
         raise ConfigError(
             f"for_transformers(model): expected a model of transformers or its configuration, got "
             f"{type(model).__name__}"
         )
-    if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(
-            f"for_transformers(model): {config.model_type} is an encoder-decoder model; use its own cache"
-        )
-    config = config.get_text_config(decoder=True)
     plain = theirs.DynamicCache(config=config).layers
-    kinds = getattr(config, "layer_types", None) or [LAYERS.get(type(one).__name__) for one in plain]
-    other = sorted({str(kind or type(one).__name__) for kind, one in zip(kinds, plain, strict=True)
-                    if kind != LAYERS.get(type(one).__name__)})  # fmt: skip
-    if other or getattr(config, "attention_chunk_size", None) is not None or not plain:
+    if other := sorted({type(one).__name__ for one in plain} - {*LAYERS}):
         raise ConfigError(
-            f"for_transformers(model): {config.model_type} has layers of the kind {', '.join(other) or 'chunked'}; "
-            f"supported are {' and '.join(LAYERS.values())}. Leave out past_key_values, so that it makes its own cache"
+            f"for_transformers(model): {config.model_type} has layers whose caches are {', '.join(other)}; supported "
+            f"are layers of full or sliding-window attention. Leave out past_key_values, so that it makes its own cache"
         )
-    _check_budget(config, budget, len(plain))
-    windows = [getattr(one, "sliding_window", None) for one in plain]
+    if budget is not None:
+        _check_budget(model, budget, len(plain))
     caches = [
-        _cache(window, None if budget is None else budget.windows[i], getattr(budget, "sinks", 0), stored)
-        for i, window in enumerate(windows)
-    ]
+        _cache(vars(one).get("sliding_window"), None if budget is None else budget.windows[i],
+               getattr(budget, "sinks", 0), stored)
+        for i, one in enumerate(plain)
+    ]  # fmt: skip
     layer, whole = _classes(theirs)
     return whole(layers=[layer(cache) for cache in caches])
 
 
-def described_model(config: Any) -> str:
+def described_model(model: Any) -> str:
     """What a budget file says of the model that it was made for."""
-    config = config.get_text_config(decoder=True)
-    heads = _kv_heads(config)
-    return (
-        f"{config.model_type} of {config.num_hidden_layers} layers, {heads} KV heads, hidden size {config.hidden_size} "
-        f"and a vocabulary of {config.vocab_size}"
-    )
+    return f"{type(model).__name__} with {model.num_parameters():,} parameters"
 
 
-def _kv_heads(config: Any) -> int:
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-
-
-def _check_budget(config: Any, budget: Any, layers: int) -> None:
-    if budget is None:
-        return
+def _check_budget(model: Any, budget: Any, layers: int) -> None:
     if not hasattr(budget, "windows") or not hasattr(budget, "sinks"):
         raise ConfigError(
             f"for_transformers(budget={budget!r}): expected a budget, of hw.edit.budget(…) or "
             f"hw.edit.read_budget('budget.json')"
         )
-    here, made = described_model(config), getattr(budget, "model", "")
-    if made and made != here:
-        raise ConfigError(f"budget: was made for {made}; this model is {here}")
-    found, expected = [len(windows) for windows in budget.windows], [_kv_heads(config)] * layers
-    if found != expected:
-        raise ConfigError(f"budget: was made for layers of {found} KV heads; this model has {expected}")
+    made = getattr(budget, "model", "")
+    if made and hasattr(model, "num_parameters") and made != (here := described_model(model)):
+        raise ConfigError(
+            f"budget: was made for a {made}, and this is a {here}; to use it all the same, give model.config as model"
+        )
+    if len(budget.windows) != layers:
+        raise ConfigError(f"budget: was made for a model of {len(budget.windows)} layers; this one has {layers}")
 
 
 def _cache(window: int | None, windows: Any, sinks: int, stored: str | None) -> StoredCache:

@@ -256,7 +256,7 @@ def plan_budget(
         maps.append(source.maps(batch[:, :-1]))
     found = budget(maps, window, sinks, threshold, value_dim=sites[0].value_dim)
     if theirs:
-        found = replace(found, model=described_model(decoder.config))
+        found = replace(found, model=described_model(decoder))
         for_transformers(decoder, found)  # refuses what has layers of other kinds
     progress("estimating the loss", 0, 1)
     effect = budget_effect(decoder, texts.foretell, found, step=STEP if theirs else None)

@@ -266,6 +266,7 @@ def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, 
     """Write a budget to a JSON file, whole or not at all; `read_budget` reads it.
 
     Args:
+        found: the budget. path: of the file.
         more: further entries of the file, as JSON values.
     """
     layers = [

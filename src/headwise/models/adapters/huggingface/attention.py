@@ -233,6 +233,11 @@ def attention_forward(
     query, key, value, position, scores, whole = call
     gap = Span(0, position.first) if position.first else None
     if isinstance(key, Kept):
+        if not _to_itself(module, whole, query.shape[2], position):
+            raise ConfigError(
+                f"past_key_values: {type(module).__name__} attends to another sequence, whose keys a cache of "
+                f"hw.cache.for_transformers cannot hold"
+            )
         whole_maps = wanted or events.editing or events.subscribed(module)
         found = _of_cache(key, call, whole_maps, scale=scaling, dropout_p=float(dropout))
         if isinstance(found, Tensor):
