@@ -13,7 +13,6 @@ second are medians of alternating rounds of `generate`, after the prompt, by all
 import argparse
 import math
 import time
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,22 +107,26 @@ def chosen(model: Any, ids: Tensor, context: int) -> Budget:
     tried = []
     for size in (one for one in WINDOWS if one < context // 2):
         kept = hw.edit.budget(maps, size, sinks=4, threshold=1.0).kept
-        groups = [layer.view(model.config.num_key_value_heads, -1).amin(-1) for layer in kept]
-        for threshold in sorted({min(1.0, float(x)) for x in chain.from_iterable(groups)}, reverse=True):
-            found = hw.edit.budget(maps, size, sinks=4, threshold=max(threshold, 1e-9))
-            if found.cache_bytes(context) <= SHARE * found.full_cache_bytes(context):
-                tried.append((losses(model, windows[4:], found, None)[0], size, found))
-                print(f"window {size}, threshold {threshold:.4f}: loss {tried[-1][0]:.4f} where chosen", flush=True)
-                break
+        heads = torch.cat([layer.view(model.config.num_key_value_heads, -1).amin(-1) for layer in kept])
+        short = math.ceil(
+            (1 - SHARE) / (1 - (size + 3) / context) * len(heads)
+        )  # of the heads, sinks + window − 1 each
+        if short > len(heads):
+            continue
+        threshold = min(1.0, float(heads.sort(descending=True).values[short - 1]))
+        found = hw.edit.budget(maps, size, sinks=4, threshold=threshold)
+        tried.append((losses(model, windows[4:], found, None)[0], size, found))
+        print(f"window {size}, {short} of {len(heads)} heads: loss {tried[-1][0]:.4f} where chosen", flush=True)
     return min(tried, key=lambda one: one[:2])[2]
 
 
 def speed(model: Any, prompt: Tensor, cache: Any, count: int) -> float:
     """Seconds to generate `count` tokens, without the prompt and the first token."""
-    options = {"do_sample": False, "past_key_values": cache, "pad_token_id": 0, "return_dict_in_generate": True}
-    first = model.generate(prompt, max_new_tokens=1, **options).sequences
+    options = {"do_sample": False, "past_key_values": cache}
+    given = torch.ones(len(prompt), prompt.shape[1] + 1, dtype=torch.long)  # else a token is taken for padding
+    first = model.generate(prompt, attention_mask=given[:, 1:], max_new_tokens=1, **options)
     begun = time.perf_counter()
-    model.generate(first, max_new_tokens=count, **options)
+    model.generate(first, attention_mask=given, max_new_tokens=count, **options)
     return time.perf_counter() - begun
 
 
@@ -135,8 +138,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--train", type=float, help="minutes")
+    parser.add_argument("--budget", type=Path, help="a file, instead of one that is chosen and saved in the folder")
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 16384], help="tokens before generation")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192], help="tokens before generation")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--windows", type=int, default=24, help="held out windows")
     parser.add_argument("--rounds", type=int, default=3)
@@ -148,8 +152,9 @@ def main() -> None:
     ends = range(0, len(held) - given.context - 1, given.context)
     windows = torch.stack([held[at : at + given.context + 1] for at in ends])[: given.windows]
     with hw.attach(model):
-        budget = chosen(model, ids, given.context)
-        hw.edit.save_budget(budget, given.folder / "budget.json")
+        budget = chosen(model, ids, given.context) if given.budget is None else hw.edit.read_budget(given.budget)
+        if given.budget is None:
+            hw.edit.save_budget(budget, given.folder / "budget.json")
         print(budget)
         kinds = [(None, None), (None, "int8"), (budget, None), (budget, "int8")]
         found = [losses(model, windows, *kind) for kind in kinds]
@@ -164,7 +169,7 @@ def main() -> None:
                 seconds.setdefault((n, i), []).append(speed(model, prompt, cache, 32))
                 own = getattr(cache, "nbytes", None)
                 held_bytes[n, i] = own or sum(x.nbytes for one in cache.layers for x in (one.keys, one.values))
-    tokens = 31 * given.batch
+    tokens = 32 * given.batch
     print(f"\n{_cpu_name()}, threads: {torch.get_num_threads()}, torch {torch.__version__}; "
           f"{len(windows)} windows of {given.context} tokens held out, batch {given.batch}\n")  # fmt: skip
     for_each = " | ".join(f"bytes at {n:,} | tokens/s at {n:,}" for n in given.lengths)

@@ -32,19 +32,20 @@ class Kept(Tensor):
     """The keys, or the values, of all tokens of a cache and new ones, [b, h_kv, m, d]. It has sizes and no numbers:
     headwise's attention calls `taken`, and everything else raises."""
 
-    given: tuple[StoredCache, Tensor, Tensor]  # the cache, and the keys and values to append
+    given: tuple[Any, Tensor, Tensor]  # the cache, and the keys and values to append
     at: int  # tokens of the cache before them
 
     @staticmethod
-    def of(cache: StoredCache, like: Tensor, given: tuple[StoredCache, Tensor, Tensor]) -> "Kept":
+    def of(cache: StoredCache, like: Tensor, given: tuple[Any, Tensor, Tensor]) -> "Kept":
         """One of the sizes of `like` after those of the cache."""
         b, h, n, d = like.shape
         shape = b, h, cache.seen + n, d
-        found = Tensor._make_wrapper_subclass(Kept, shape, dtype=like.dtype, device=like.device)
+        found: Any = Tensor._make_wrapper_subclass(Kept, shape, dtype=like.dtype, device=like.device)
         found.given, found.at = given, cache.seen
-        return found
+        kept: Kept = found
+        return kept
 
-    def taken(self) -> tuple[StoredCache, Tensor, Tensor]:
+    def taken(self) -> tuple[Any, Tensor, Tensor]:
         """The cache, and keys and values [b, h_kv, n, d] to append to it."""
         if self.given[0].seen != self.at:
             raise ConfigError("past_key_values: the keys of a layer are read twice; it supports layers with their own")

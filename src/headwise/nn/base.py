@@ -300,11 +300,11 @@ class AttentionLayer(Shown, nn.Module):
             return None
         group = self.num_heads // sum(len(each) for each, _ in parts)
         for heads, part in parts:
-            own, terms = mask, scores
-            if isinstance(mask, Tensor):
+            if held := isinstance(mask, Tensor):
                 own, bias = self._mask_of_tensor(mask, x, None, part)
                 terms = scores + bias
-            held = isinstance(mask, Tensor)
+            else:
+                own, terms = mask, scores
             found.append(runs_of(heads, part, group, own, terms, grid, x.device, held=held))
         return found
 
