@@ -63,7 +63,7 @@ class Kept(Tensor):
             "and this attention is not headwise's; call hw.attach(model) first, or leave out past_key_values"
         )
 
-    __torch_dispatch__ = __torch_function__
+    __torch_dispatch__ = __torch_function__  # type: ignore[assignment]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Kept({list(self.shape)}, {self.dtype}, of {self.given[0]!r})"

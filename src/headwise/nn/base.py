@@ -300,12 +300,11 @@ class AttentionLayer(Shown, nn.Module):
             return None
         group = self.num_heads // sum(len(each) for each, _ in parts)
         for heads, part in parts:
-            if held := isinstance(mask, Tensor):
+            if isinstance(mask, Tensor):
                 own, bias = self._mask_of_tensor(mask, x, None, part)
-                terms = scores + bias
+                found.append(runs_of(heads, part, group, own, scores + bias, grid, x.device, held=True))
             else:
-                own, terms = mask, scores
-            found.append(runs_of(heads, part, group, own, terms, grid, x.device, held=held))
+                found.append(runs_of(heads, part, group, mask, scores, grid, x.device))
         return found
 
     def check(

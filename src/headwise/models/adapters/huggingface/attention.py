@@ -238,7 +238,7 @@ def attention_forward(
                 f"past_key_values: {type(module).__name__} attends to another sequence, whose keys a cache of "
                 f"hw.cache.for_transformers cannot hold"
             )
-        whole_maps = wanted or events.editing or events.subscribed(module)
+        whole_maps = wanted or bool(events.editing) or events.subscribed(module)
         found = _of_cache(key, call, whole_maps, scale=scaling, dropout_p=float(dropout))
         if isinstance(found, Tensor):
             events.unproven.discard(module)
@@ -277,6 +277,7 @@ def _of_cache(
 ) -> Tensor | tuple[Any, Any, Mask | None, tuple[Score, ...], Span | None]:
     """The output [b, h, n, d_v] of a call with a cache of headwise whose KV heads hold other tokens; or keys, values,
     mask and scores of one call for all heads, and the gap. whole_maps: whether the call must be one of all heads."""
+    cache: Any
     cache, k, v = kept.taken()
     b, h, n, _ = call.query.shape
     grid = Grid(b, h, n, kept.shape[2])
@@ -292,8 +293,8 @@ def _of_cache(
         return attend_in_parts(attend_to, cache, call.query, k, v, runs, **options)
     mask, scores = over_cache(call.mask, call.scores, cache, grid)
     gap = gap_of(cache)
-    k, v = (cache.append if whole_maps else partial(remembered, cache))(k, v)
-    return k, v, mask, scores, gap if gap.size and whole_maps else None
+    held = cache.append(k, v) if whole_maps else remembered(cache, k, v)
+    return *held, mask, scores, gap if gap.size and whole_maps else None
 
 
 class _Call(NamedTuple):
