@@ -20,14 +20,13 @@ from headwise import ALiBi, AttentionMap, Causal, Dense, Documents, Lengths, Sof
 from headwise.analysis.head_roles.relations import read_conllu
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.base.read import write_tensors
-from headwise.compress import read_budget, save_budget
 from headwise.corpus.passages import Collected, CorpusPassage
 from headwise.corpus.sources import Limit, Source, documents, find_sources
 from headwise.corpus.tally import Tally, Trouble
 from headwise.corpus.units import Settings, Units
 from headwise.corpus.work import Measured, Options
 from headwise.edit import load_pruned, prune, save_pruned
-from headwise.edit.budgets import Budget
+from headwise.edit.budgets import Budget, read_budget, save_budget
 from headwise.errors import HeadwiseError
 from headwise.lm.checkpoint import header_of, load_checkpoint, read, save_model, training_state, unpack
 from headwise.lm.model import Decoder, DecoderConfig

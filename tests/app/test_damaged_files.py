@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from commands import Command
-from headwise.compress import save_budget
 from headwise.corpus.units import Units
-from headwise.edit.budgets import Budget
+from headwise.edit.budgets import Budget, save_budget
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # corruption
 from corruption import damaged

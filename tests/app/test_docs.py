@@ -44,7 +44,10 @@ GIVEN: dict[str, dict[int, str]] = {
         0: "import torch\nattention = torch.nn.MultiheadAttention(12, 3)\nmodel = torch.nn.Sequential(attention)\n"
         "x = torch.randn(7, 2, 12)",
         1: GPT2 + "model.save_pretrained('my-model')",
-        2: GPT2 + "gates = [torch.ones(5), torch.ones(5)]",
+        2: GPT2 + "seen = []\n"
+        "with hw.attach(model), hw.models.observe(lambda call: seen.append(call.map), model=model):\n"
+        "    model(**inputs)\nhw.edit.save_budget(hw.edit.budget(seen, 3), 'budget.json')",
+        3: GPT2 + "gates = [torch.ones(5), torch.ones(5)]",
     },
     "telemetry.md": {
         0: GPT2 + "from headwise.lm.checkpoint import load_checkpoint\ntokenizer = load_checkpoint('DIR')[1]",

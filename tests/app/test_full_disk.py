@@ -12,7 +12,6 @@ import headwise as hw
 from commands import Command
 from headwise.analysis.history import HeadHistory, HeadLook
 from headwise.base.files import atomic_path
-from headwise.compress import save_budget
 from headwise.corpus.result import Output
 from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
@@ -42,7 +41,7 @@ def table(path: Path) -> None:
 WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a map": ("map.safetensors", lambda path: amap().save(path)),
     "a record of heads": ("heads.jsonl", lambda path: history().write(path)),
-    "a budget": ("budget.json", lambda path: save_budget(budget(), path)),
+    "a budget": ("budget.json", lambda path: hw.edit.save_budget(budget(), path)),
     "roles": ("roles.json", lambda path: hw.analysis.roles([amap()]).save(path)),
     "a CSV table": ("table.csv", table),
     "a JSON table": ("table.jsonl", table),

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from matplotlib.text import Text
 
 import headwise as hw
-from headwise.compress import read_budget, split_text
+from headwise.compress import split_text
 from headwise.compress.pruning import order_of, units_of
 from headwise.compress.source import counts_in, expected_cache_bytes, expected_parameters, open_source
 from headwise.lm.checkpoint import load_checkpoint, save_model
@@ -333,7 +333,7 @@ def test_a_budget_is_written_and_obeyed(headwise, model_folder, text, tmp_path):
         out, "--windows", 2, "--yes", "--json", told, "--lengths", "7,100",
     )  # fmt: skip
     assert done.code == 0, done.err
-    found, plan = read_budget(out), numbers(told)["plan"]
+    found, plan = hw.edit.read_budget(out), numbers(told)["plan"]
     assert [list(layer) for layer in found.windows] == plan["windows"]
     assert {5} < {window for layer in found.windows for window in layer} | {None}
     decoder, tokenizer, _ = load_checkpoint(model_folder)
@@ -428,7 +428,7 @@ def test_bad_input_is_one_clear_line(headwise, model_folder, text, tmp_path, mon
 
 def test_a_model_of_transformers_is_refused_with_the_way_out(headwise, text, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    for command in (["prune", "--remove", "1"], ["convert", "--num-kv-heads", "1"], ["budget", "--window", "5"]):
+    for command in (["prune", "--remove", "1"], ["convert", "--num-kv-heads", "1"]):
         done = headwise(*command, "--file", text, "--model", tmp_path, "--out", tmp_path / "new")
         assert (done.code, "hw.edit.prune" in done.err, len(done.err.strip().splitlines())) == (2, True, 1)
 

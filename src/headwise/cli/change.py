@@ -66,7 +66,7 @@ def job_of(
     from headwise.compress import split_text
     from headwise.compress.source import is_made, made_by
 
-    length = source.decoder.config.context if context is None else context
+    length = source.context if context is None else context
     texts = split_text(file, source.tokenizer, context=length, windows=windows)
     made = made_by(command, source, file, {**options, "context": length, "windows": windows})
     return Job(source, texts, out, made, out is not None and is_made(out, made))
@@ -304,9 +304,11 @@ def budget(
     lang: Lang = None,
 ) -> None:
     """Find the heads that can use a short KV cache; the result is a file for `headwise write --budget`."""
-    from headwise.compress import Candidate, judge, open_source, plan_budget, read_budget, save_budget
+    from headwise.compress import Candidate, judge, open_source, plan_budget
     from headwise.compress.converting import check_budget
+    from headwise.compress.judging import Served
     from headwise.compress.source import KEY, check_windows
+    from headwise.edit import read_budget, save_budget
 
     wanted = _lengths(lengths)
     check_budget(window, sinks, threshold, wanted)
@@ -315,7 +317,7 @@ def budget(
     _check_answer(file, yes=yes or dry_run)
     if not dry_run:
         check_file("--out", out, "budget.json")
-    source = open_source(model)
+    source = open_source(model, transformers=True)
     beside = Path() if model is None else source.file.parent
     target = beside / "budget.json" if out is None else out
     _check_apart({"--out": None if dry_run else target, "--json": json}, file, model)
@@ -342,14 +344,20 @@ def budget(
             return
         if not finished:
             save_budget(plan.found, target, {KEY: job.made})
-        both = [Candidate("all tokens", source.decoder), Candidate("budget", source.decoder, read_budget(target))]
+        kind = Candidate if source.loaded is None else Served
+        both = [kind("all tokens", source.decoder), kind("budget", source.decoder, read_budget(target))]
         with progress_bar() as progress:
             verdict = judge(both, job.texts, progress)
         console.print()
         print_tables(verdict)
         save_json(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict(), KEY: job.made})
         wrote = tr("\nWrote the budget to [bold]{path}[/bold]. Use it: headwise write{model} --budget {path}")
-        say(console, wrote.filled(path=target, model="" if model is None else f" --model {model}"))
+        if source.loaded is not None:
+            wrote = tr(
+                "\nWrote the budget to [bold]{path}[/bold]. Use it: hw.cache.for_transformers(model, "
+                "hw.edit.read_budget({path!r}))"
+            )
+        say(console, wrote.filled(path=str(target), model="" if model is None else f" --model {model}"))
 
 
 def _check_answer(file: Path, *, yes: bool) -> None:

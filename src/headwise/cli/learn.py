@@ -143,7 +143,7 @@ def write(
     check_sampling(prompt, length, temperature, top_k, top_p)
     kept = None
     if budget is not None:
-        from headwise.compress import read_budget
+        from headwise.edit import read_budget
 
         kept = read_budget(budget)
     decoder, tokenizer, _ = load_pretrained() if model is None else load_checkpoint(model)

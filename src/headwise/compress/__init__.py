@@ -10,8 +10,6 @@ from headwise.compress.converting import (
     Conversion as Conversion,
     plan_budget as plan_budget,
     plan_conversion as plan_conversion,
-    read_budget as read_budget,
-    save_budget as save_budget,
 )
 from headwise.compress.judging import Candidate as Candidate, Verdict as Verdict, judge as judge
 from headwise.compress.pruning import Pruning as Pruning, plan_pruning as plan_pruning

@@ -1,24 +1,23 @@
 """Merging KV heads and shortening caches: the plans with their errors, and the merged model, healed or not."""
 
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from headwise.base.files import write_text
-from headwise.base.read import Entry, number, parsed, reading, text_of, whole
 from headwise.base.run import Progress
+from headwise.cache import for_transformers
+from headwise.cache.generation import described_model
+from headwise.compress.judging import STEP
 from headwise.compress.source import Heads, Source, Texts, cost_table, counts_in, expected
 from headwise.edit import budget, budget_effect, heal, merge_kv
 from headwise.edit.budgets import Budget, Effect
 from headwise.edit.healing import HealingStep
 from headwise.edit.merging import Merge
-from headwise.errors import CheckpointError, ConfigError, check_choice
+from headwise.errors import ConfigError, check_choice
 from headwise.lm.model import Decoder, mean_loss
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
@@ -140,50 +139,6 @@ def plan_conversion(
     return Conversion(source, texts, method, merged.model, merged.merges, (losses[0], losses[1]))
 
 
-FORMAT = "headwise-budget-1"
-BUDGET = tr("budget")
-MAKES_ONE = tr("`headwise budget --file TEXT` makes one")
-
-
-def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
-    """Write a budget atomically; `read_budget` reads it. more: further entries of the file, as JSON values."""
-    layers = [
-        {"windows": list(windows), "kept": [float(x) for x in kept], "key_width": widths[0], "value_width": widths[1]}
-        for windows, kept, widths in zip(found.windows, found.kept, found.widths, strict=True)
-    ]
-    content = {
-        "format": FORMAT, "window": found.window, "sinks": found.sinks, "threshold": found.threshold,
-        "tokens": found.tokens, "layers": layers, **(more or {}),
-    }  # fmt: skip
-    write_text(path, json.dumps(content, indent=1) + "\n")
-
-
-def read_budget(path: str | os.PathLike[str]) -> Budget:
-    """Read a budget written by `save_budget` or `headwise budget`, or CheckpointError; its `caches()` go to a model."""
-    with reading(path, BUDGET, missing=MAKES_ONE):
-        content = Entry(parsed(text_of(path)))
-        if content.word("format") != FORMAT:
-            raise CheckpointError(
-                "expected the format {expected}, got {found!r}", expected=FORMAT, found=content.word("format")
-            )
-        layers = content.entries("layers")
-        found = Budget(
-            tuple(
-                tuple(layer.each("windows", lambda x, at: None if x is None else whole(x, at, least=1)))
-                for layer in layers
-            ),
-            tuple(torch.tensor(layer.each("kept", number), dtype=torch.float64) for layer in layers),
-            content.whole("window", least=1), content.whole("sinks", least=0), content.number("threshold"),
-            tuple((layer.whole("key_width", least=1), layer.whole("value_width", least=1)) for layer in layers),
-            content.whole("tokens", least=0),
-        )  # fmt: skip
-        for i, (windows, kept) in enumerate(zip(found.windows, found.kept, strict=True)):
-            if not windows or len(kept) == 0 or len(kept) % len(windows):
-                raise CheckpointError(f"layers[{i}]: {len(kept)} heads are not a multiple of {len(windows)} KV heads")
-        found.caches()  # reports other values out of range
-        return found
-
-
 HEADS = (
     Column(tr("layer")),
     Column(tr("short")),
@@ -287,9 +242,9 @@ def plan_budget(
             sinks=sinks,
             context=texts.context,
         )
-    decoder = source.decoder
+    decoder, theirs = source.decoder, source.loaded is not None
     sites = find_heads(decoder)
-    for layer, site in enumerate(sites):
+    for layer, site in enumerate(sites if not theirs else ()):
         if counts_in(decoder, layer).cache != site.num_kv_heads * (site.head_dim + site.value_dim):
             raise ConfigError(
                 f"{source.name}: a layer of the design {decoder.config.design} does not cache keys and "
@@ -298,10 +253,13 @@ def plan_budget(
     maps = []
     for i, batch in enumerate(texts.decide):
         progress("measuring heads", i, len(texts.decide))
-        maps.append(decoder(batch[:, :-1], return_maps=True)[1])
+        maps.append(source.maps(batch[:, :-1]))
     found = budget(maps, window, sinks, threshold, value_dim=sites[0].value_dim)
+    if theirs:
+        found = replace(found, model=described_model(decoder))
+        for_transformers(decoder, found)  # refuses what has layers of other kinds
     progress("estimating the loss", 0, 1)
-    effect = budget_effect(decoder, texts.foretell, found)
+    effect = budget_effect(decoder, texts.foretell, found, step=STEP if theirs else None)
     wanted = tuple(lengths) or tuple(texts.context * factor for factor in (1, 4, 16, 64))
     return Budgeting(source, texts, found, wanted, effect)
 

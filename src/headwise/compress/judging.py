@@ -1,8 +1,9 @@
 """Comparison of models: loss on held-out text, speed in alternating rounds, parameters, bytes of the cache."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -12,17 +13,17 @@ from torch import Tensor
 
 from headwise.analysis.importance.losses import standard_error
 from headwise.base.run import Progress
-from headwise.cache.base import Cache
+from headwise.cache import for_transformers
 from headwise.compress.source import Texts
 from headwise.edit import budget_effect
-from headwise.edit.budgets import Budget
-from headwise.lm.model import Decoder
+from headwise.edit.budgets import Budget, nats
 from headwise.lm.train import heldout_loss
 from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.wording import tr
 
 ROUNDS = 5
 WRITTEN = 32  # tokens generated per round
+STEP = 512  # tokens of a model of transformers at a time
 NAMES = {
     "before": tr("before"), "pruned": tr("pruned"), "merged": tr("merged"), "healed": tr("healed"),
     "all tokens": tr("all tokens"), "budget": tr("budget", sense="plan"),
@@ -44,12 +45,23 @@ class Candidate:
     """A model to evaluate, and the budget of its caches, if any."""
 
     name: str
-    decoder: Decoder
+    decoder: Any
     budget: Budget | None = None
 
-    def caches(self) -> Sequence[Cache]:
-        """New caches, one per layer."""
-        return self.decoder.new_caches() if self.budget is None else self.budget.caches()
+    @property
+    def parameters(self) -> int:
+        """Their number."""
+        return sum(parameter.numel() for parameter in self.decoder.parameters())
+
+    def begun(self) -> tuple[Callable[[Tensor], Tensor], Sequence[Any]]:
+        """A function from the next tokens of a text to the likeliest one after them, and its caches."""
+        caches = self.decoder.new_caches() if self.budget is None else self.budget.caches()
+
+        def next_token(ids: Tensor) -> Tensor:
+            hidden, _ = self.decoder.hidden(ids, caches=caches)
+            return torch.nn.functional.linear(hidden[:, -1], self.decoder.embedding.weight).argmax(-1, keepdim=True)
+
+        return next_token, caches
 
     def losses(self, batches: Sequence[Tensor]) -> list[float]:
         """Mean loss of each batch, in nats per token; with a budget, using its caches, half a window at a time."""
@@ -57,6 +69,24 @@ class Candidate:
             return heldout_loss(self.decoder, batches)
         half = (batches[0].shape[1] + 1) // 2
         return [budget_effect(self.decoder, [batch], self.budget, step=half).short for batch in batches]
+
+
+class Served(Candidate):
+    """A model of transformers, with caches of `for_transformers`."""
+
+    def begun(self) -> tuple[Callable[[Tensor], Tensor], Sequence[Any]]:
+        cache = for_transformers(self.decoder, self.budget)
+
+        def next_token(ids: Tensor) -> Tensor:
+            found: Tensor = self.decoder(ids, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+            return found
+
+        return next_token, cache.caches
+
+    @torch.no_grad()
+    def losses(self, batches: Sequence[Tensor]) -> list[float]:
+        new = partial(for_transformers, self.decoder, self.budget)
+        return [nats(self.decoder, batch, STEP, {"past_key_values": new()}) / batch[:, 1:].numel() for batch in batches]
 
 
 @dataclass(frozen=True)
@@ -133,7 +163,7 @@ def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> 
     for one, loss, times in zip(candidates, losses, seconds, strict=True):
         reading, writing = (median(each[k] for each in times) for k in (0, 1))
         speeds = prompt.shape[1] / reading, written / writing
-        found.append(Judged(one.name, loss, *speeds, one.decoder.num_parameters, times[0][2]))
+        found.append(Judged(one.name, loss, *speeds, one.parameters, times[0][2]))
     note = tr(
         "Loss in nats per token on text that was not used to choose; ± is the standard error of the rise over batches "
         "of the text. Speeds are medians of {rounds} alternating rounds, threads: {threads}: {read} tokens read at "
@@ -146,12 +176,7 @@ def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> 
 @torch.no_grad()
 def _timed(one: Candidate, prompt: Tensor, written: int) -> tuple[float, float, float]:
     """Seconds to read the prompt, seconds to generate, and bytes of the cache per token."""
-    caches = one.caches()
-
-    def next_token(ids: Tensor) -> Tensor:
-        hidden, _ = one.decoder.hidden(ids, caches=caches)
-        return torch.nn.functional.linear(hidden[:, -1], one.decoder.embedding.weight).argmax(-1, keepdim=True)
-
+    next_token, caches = one.begun()
     begun = time.perf_counter()
     token = next_token(prompt)
     read = time.perf_counter()

@@ -4,11 +4,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import metadata
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,12 +18,16 @@ from headwise.base.files import contents, folder_of, sha256_of
 from headwise.costs import Counts
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model, unpack
+from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.model import SIZES, Decoder
 from headwise.lm.texts import HELD_OUT, CharTokenizer, Corpus
+from headwise.map import AttentionMap
 from headwise.models import find_heads
 from headwise.nn.registry import counts_of, sizes_of
 from headwise.plan.tables import Column, Table, Value
 from headwise.wording import tr
+
+MOST = 2048  # tokens of a window of a model of transformers, which may be trained on many more
 
 
 @dataclass(frozen=True)
@@ -30,15 +36,32 @@ class Source:
 
     name: str  # as shown
     file: Path  # the checkpoint
-    decoder: Decoder
+    decoder: Any  # a `Decoder`; or a model of transformers, attached
     tokenizer: CharTokenizer
     info: dict[str, Any]  # the metadata of the checkpoint
     dtype: torch.dtype  # of its weights, and of the result's
     sha256: str  # of the file
+    loaded: LoadedModel | None = None  # that of transformers
+
+    @property
+    def context(self) -> int:
+        """Tokens of a window, unless the user gives another number."""
+        if self.loaded is None:
+            return int(self.decoder.config.context)
+        return min(self.loaded.context or MOST, MOST, MOST if self.loaded.limit is None else self.loaded.limit - 1)
+
+    def maps(self, ids: Tensor) -> list[AttentionMap]:
+        """The map of each layer."""
+        if self.loaded is not None:
+            return list(self.loaded.maps(ids).values())
+        found: list[AttentionMap] = self.decoder(ids, return_maps=True)[1]
+        return found
 
     @property
     def sizes(self) -> str:
         """Layers and heads in words."""
+        if self.loaded is not None:
+            return self.loaded.about
         heads = [site.num_heads for site in find_heads(self.decoder)]
         alike = str(heads[0]) if len(set(heads)) == 1 else " ".join(map(str, heads))
         design = self.decoder.config.design
@@ -50,19 +73,40 @@ class Source:
         return tr("{name}, {sizes}", name=self.name, sizes=self.sizes)
 
 
-def open_source(model: str | os.PathLike[str] | None) -> Source:
-    """The model of a folder or file, or the embedded one. CheckpointError if it cannot be read."""
+def open_source(model: str | os.PathLike[str] | None, *, transformers: bool = False) -> Source:
+    """The model of a folder or file, or the embedded one. CheckpointError if it cannot be read, or is one of
+    transformers, unless the command supports it."""
     if model is None:
         with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
             return _opened(tr("the embedded model"), path)
     path = folder_of(model)
-    if path.is_dir() and (path / "config.json").is_file():
+    theirs = path.is_dir() and (path / "config.json").is_file()
+    if theirs and transformers:
+        loaded: Any = load_model(path)
+        if not loaded.causal or loaded.loss_fn is None:
+            raise CheckpointError("--model {path!r}: predicts no next tokens, so it has no KV cache", path=str(path))
+        weights = [path / "config.json", *sorted(path.glob("*.safetensors"))]
+        digest = sha256(" ".join(map(sha256_of, weights)).encode()).hexdigest()
+        tokens: Any = Tokens(loaded)
+        return Source(loaded.name, weights[-1], loaded.model, tokens, {}, loaded.model.dtype, digest, loaded)
+    if theirs:
         raise CheckpointError(
             "--model {path!r}: is a model of transformers; expected a checkpoint of headwise. In Python, "
             "hw.edit.prune, hw.edit.merge_kv and hw.edit.save_pruned change models of transformers",
             path=str(path),
         )
     return _opened(str(path), path / MODEL_FILE if path.is_dir() else path)
+
+
+class Tokens:
+    """The tokenizer of a model of transformers, as `Corpus` calls one."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+
+    def encode(self, text: str, **_: Any) -> np.ndarray:
+        """Token ids."""
+        return self._loaded.read(text).ids.numpy()
 
 
 def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Changes to the heads of a trained model: pruning, merging of KV heads, cache budgets, healing."""
 
-from headwise.edit.budgets import budget, budget_effect
+from headwise.edit.budgets import budget, budget_effect, read_budget, save_budget
 from headwise.edit.folder import load_pruned, save_pruned
 from headwise.edit.healing import heal
 from headwise.edit.merging import group_heads, merge_kv
@@ -15,5 +15,7 @@ __all__ = [
     "load_pruned",
     "merge_kv",
     "prune",
+    "read_budget",
+    "save_budget",
     "save_pruned",
 ]

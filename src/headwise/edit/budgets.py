@@ -8,16 +8,20 @@
 (HeadWindows([None, None, None, None, None, None, None, None], sinks=4), True)
 """
 
-from collections.abc import Iterable, Sequence
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.cache import BudgetCache
+from headwise.base.files import write_text
+from headwise.base.read import Entry, number, parsed, reading, text_of, whole
+from headwise.cache import BudgetCache, for_transformers
 from headwise.edit.pruning import aligned, change
-from headwise.errors import ConfigError, ShapeError, check_whole
+from headwise.errors import CheckpointError, ConfigError, ShapeError, check_whole
 from headwise.map import AttentionMap
 from headwise.masks import HeadWindows, is_causal
 from headwise.rule.tiles import Tile
@@ -84,6 +88,7 @@ class Budget:
             queries with other visible keys.
         sinks: number of first tokens that every head keeps. window, threshold: the arguments of `budget`.
         widths: for each layer, the sizes of a key and of a value. tokens: the length of the longest text.
+        model: what model of transformers it was made for, "" if not known.
     """
 
     windows: tuple[tuple[int | None, ...], ...]
@@ -93,10 +98,11 @@ class Budget:
     threshold: float
     widths: tuple[tuple[int, int], ...]
     tokens: int
+    model: str = ""
 
     def caches(self, *, stored: str | None = None) -> list[BudgetCache]:
-        """New caches, one per layer, for `layer(x, cache=…)` and `Decoder`, which mask dropped tokens. They are no
-        `past_key_values`: models of transformers make one mask for all layers and heads (docs/models.md)."""
+        """New caches, one per layer, for `layer(x, cache=…)` and `Decoder`, which mask dropped tokens. Models of
+        transformers take that of `hw.cache.for_transformers` instead."""
         return [BudgetCache(windows, self.sinks, stored=stored) for windows in self.windows]
 
     def masks(self) -> list[HeadWindows]:
@@ -213,34 +219,95 @@ def budget_effect(model: nn.Module, batches: Iterable[Tensor], found: Budget, *,
 
     Args:
         model: a model in eval mode that returns logits [b, n, vocabulary] for model(ids, mask=[one per layer]) and
-            model(ids, caches=[one per layer]), such as `Decoder`.
+            model(ids, caches=[one per layer]), such as `Decoder`; or an attached model of transformers.
         batches: token ids [b, n], n at least 2.
         step: None computes a full pass with the budget's masks; a number passes this many tokens at a time through the
-            budget's caches, with the same result and less memory.
+            budget's caches, with the same result and less memory. Models of transformers always use caches.
     """
     if model.training:
         raise ConfigError("model: is in training mode, where dropout is active; call model.eval() first")
     if step is not None and step < 1:
         raise ConfigError(f"step={step}: expected at least 1, or None")
     full, short, tokens = 0.0, 0.0, 0
+    theirs = hasattr(model, "set_attn_implementation")
     for ids in batches:
         if ids.ndim != 2 or ids.shape[1] < 2:
             raise ShapeError(f"batches: expected [batch, seq of at least 2], got shape {tuple(ids.shape)}")
-        if step is None:
-            logits = model(ids, mask=found.masks())
+        if theirs:
+            with_budget = {"past_key_values": for_transformers(model, found)}
+            full += nats(model, ids, step, {"past_key_values": for_transformers(model)})
         else:
-            caches = found.caches()
-            logits = torch.cat([model(part, caches=caches) for part in ids.split(step, 1)], 1)
-        full, short = full + _loss(model(ids), ids), short + _loss(logits, ids)
+            with_budget = {"mask": found.masks()} if step is None else {"caches": found.caches()}
+            full += nats(model, ids, None, {})
+        short += nats(model, ids, step, with_budget)
         tokens += ids[:, 1:].numel()
     if not tokens:
         raise ConfigError("batches: empty; expected at least one")
     return Effect(full / tokens, short / tokens, tokens)
 
 
-def _loss(logits: Any, ids: Tensor) -> float:
-    """Return the sum over tokens, in nats."""
-    return float(nn.functional.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="sum"))
+def nats(model: nn.Module, ids: Tensor, step: int | None, options: Mapping[str, Any]) -> float:
+    """Return the sum over tokens, in nats, of a model called with `step` tokens at a time."""
+    total, start = 0.0, 0
+    for part in ids.split(step or ids.shape[1], 1):
+        found = model(part, **options)
+        logits = getattr(found, "logits", found)
+        targets = ids[:, start + 1 : start + part.shape[1] + 1]
+        logits = logits[:, : targets.shape[1]].float()
+        total += float(nn.functional.cross_entropy(logits.mT, targets, reduction="sum"))
+        start += part.shape[1]
+    return total
+
+
+FORMAT = "headwise-budget-1"
+
+
+def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
+    """Write a budget to a JSON file, whole or not at all; `read_budget` reads it.
+
+    Args:
+        found: the budget. path: of the file.
+        more: further entries of the file, as JSON values.
+    """
+    layers = [
+        {"windows": list(windows), "kept": [float(x) for x in kept], "key_width": widths[0], "value_width": widths[1]}
+        for windows, kept, widths in zip(found.windows, found.kept, found.widths, strict=True)
+    ]
+    content = {
+        "format": FORMAT, "model": found.model, "window": found.window, "sinks": found.sinks,
+        "threshold": found.threshold, "tokens": found.tokens, "layers": layers, **(more or {}),
+    }  # fmt: skip
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_budget(path: str | os.PathLike[str]) -> Budget:
+    """Read a budget that `save_budget` or `headwise budget` wrote.
+
+    Raises:
+        CheckpointError: naming the file, if it cannot be read or is no budget.
+    """
+    with reading(path, tr("budget"), missing=tr("`headwise budget --file TEXT` makes one")):
+        content = Entry(parsed(text_of(path)))
+        if content.word("format") != FORMAT:
+            raise CheckpointError(
+                "expected the format {expected}, got {found!r}", expected=FORMAT, found=content.word("format")
+            )
+        layers = content.entries("layers")
+        found = Budget(
+            tuple(
+                tuple(layer.each("windows", lambda x, at: None if x is None else whole(x, at, least=1)))
+                for layer in layers
+            ),
+            tuple(torch.tensor(layer.each("kept", number), dtype=torch.float64) for layer in layers),
+            content.whole("window", least=1), content.whole("sinks", least=0), content.number("threshold"),
+            tuple((layer.whole("key_width", least=1), layer.whole("value_width", least=1)) for layer in layers),
+            content.whole("tokens", least=0), content.word("model") if "model" in content else "",
+        )  # fmt: skip
+        for i, (windows, kept) in enumerate(zip(found.windows, found.kept, strict=True)):
+            if not windows or len(kept) == 0 or len(kept) % len(windows):
+                raise CheckpointError(f"layers[{i}]: {len(kept)} heads are not a multiple of {len(windows)} KV heads")
+        found.caches()  # reports other values out of range
+        return found
 
 
 def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:

@@ -27,6 +27,7 @@ from headwise.nn.layout import (
     check_share,
     flag,
     linear_parts,
+    over_cache,
     parameters_of,
     runs_of,
     size,
@@ -190,7 +191,8 @@ class AttentionLayer(Shown, nn.Module):
         if parts is not None:
             options["parts"] = parts
         else:
-            mask, scores = self._over_cache(mask, scores, x, cache, held=isinstance(given, Tensor))
+            if cache is not None:
+                mask, scores = over_cache(mask, scores, cache, self._all(x, cache), held=isinstance(given, Tensor))
             options["mask"] = mask
             if scores:
                 options["score"] = scores
@@ -234,23 +236,6 @@ class AttentionLayer(Shown, nn.Module):
                 mask = torch.cat((mask[..., : gap.start], mask[..., gap.stop :]), -1)
             keys -= gap.size
         return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
-
-    def _over_cache(
-        self, mask: Mask | None, scores: tuple[Score, ...], x: Tensor, cache: Cache | None, held: bool
-    ) -> tuple[Mask | None, tuple[Score, ...]]:
-        """A mask and scores over all tokens as those of the keys that the cache holds and the new ones, and the mask
-        of what it holds. held: whether the mask is one of held keys already."""
-        if cache is None:
-            return mask, scores
-        gap, n = gap_of(cache), x.shape[1]
-        if gap.start != gap.stop and (scores or mask is not None):  # else the same object keeps what is derived from it
-            grid = Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap.size)
-            mask = mask if held or mask is None else mask.with_gap(gap, grid)
-            scores = tuple(one.with_gap(gap, grid) if isinstance(one, Score) else one for one in scores)
-        limits = cache.limits(n, self.num_heads)
-        if limits is not None:
-            mask = limits if mask is None else mask & limits
-        return mask, scores
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
@@ -301,24 +286,25 @@ class AttentionLayer(Shown, nn.Module):
             return False
         return self._passes_vectors and type(self).compute is AttentionLayer.compute
 
+    def _all(self, x: Tensor, cache: Cache) -> Grid:
+        """The grid over all tokens, those that the cache has dropped too."""
+        return Grid(x.shape[0], self.num_heads, x.shape[1], cache.seen + x.shape[1])
+
     def _parts(
         self, mask: Mask | Tensor | None, scores: tuple[Score, ...], x: Tensor, cache: Cache
     ) -> list[list[Run]] | None:
         """The runs of each part of the cache; None if the mask is a tensor of the keys that all parts hold together."""
-        n, found = x.shape[1], []
+        grid, found = self._all(x, cache), []
         parts = cache.parts  # type: ignore[attr-defined]
-        if isinstance(mask, Tensor) and mask.ndim and mask.shape[-1] not in (1, cache.seen + n):
+        if isinstance(mask, Tensor) and mask.ndim and mask.shape[-1] not in (1, grid.m):
             return None
+        group = self.num_heads // sum(len(each) for each, _ in parts)
         for heads, part in parts:
             if isinstance(mask, Tensor):
                 own, bias = self._mask_of_tensor(mask, x, None, part)
-                own, terms = self._over_cache(own, scores + bias, x, part, held=True)
+                found.append(runs_of(heads, part, group, own, scores + bias, grid, x.device, held=True))
             else:
-                own, terms = self._over_cache(mask, scores, x, part, held=False)
-            grid = Grid(x.shape[0], self.num_heads, n, cache.seen + n - gap_of(part).size)
-            found.append(
-                runs_of(heads, self.num_heads // sum(len(each) for each, _ in parts), own, terms, grid, x.device)
-            )
+                found.append(runs_of(heads, part, group, mask, scores, grid, x.device))
         return found
 
     def check(

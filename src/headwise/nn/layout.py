@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache
-from headwise.cache.base import of_heads
+from headwise.cache.base import gap_of, of_heads
 from headwise.errors import ConfigError, DTypeError, unknown_option
 from headwise.fields import Section
 from headwise.kernels.quantized import QuantizedKV, Vectors
@@ -232,10 +232,14 @@ class Run(NamedTuple):
 
 
 def runs_of(
-    heads: list[int], group: int, mask: Mask | None, scores: tuple[Score, ...], grid: Grid, device: torch.device
-) -> list[Run]:
+    heads: list[int], part: Cache, group: int, mask: Mask | None, scores: tuple[Score, ...], grid: Grid,
+    device: torch.device, *, held: bool = False,
+) -> list[Run]:  # fmt: skip
     """The runs of one part of a cache, of the KV heads `heads` with `group` query heads each: one, or one for each
-    range of heads with the same mask and scores, which are over `grid`: all query heads, the keys of the part."""
+    range of heads with the same mask and scores. These are over `grid`, all query heads and all tokens; held: over the
+    keys that the part holds."""
+    mask, scores = over_cache(mask, scores, part, grid, held=held)
+    grid = Grid(grid.b, grid.h, grid.n, grid.m - gap_of(part).size)
     if mask is not None:
         mask.check(grid)
     check_scores(scores, grid, device)
@@ -253,6 +257,22 @@ def runs_of(
 
 def _options(mask: Mask | None, scores: tuple[Score, ...]) -> dict[str, Any]:
     return {"mask": mask, "score": scores} if scores else {"mask": mask}
+
+
+def over_cache(
+    mask: Mask | None, scores: tuple[Score, ...], cache: Cache, grid: Grid, *, held: bool = False
+) -> tuple[Mask | None, tuple[Score, ...]]:
+    """A mask and scores over all tokens, `grid`, as those of the keys that the cache holds and the new ones, and the
+    mask of what it holds. held: whether the mask is one of held keys already."""
+    gap = gap_of(cache)
+    if gap.start != gap.stop and (scores or mask is not None):  # else the same object keeps what is derived from it
+        kept = Grid(grid.b, grid.h, grid.n, grid.m - gap.size)
+        mask = mask if held or mask is None else mask.with_gap(gap, kept)
+        scores = tuple(one.with_gap(gap, kept) if isinstance(one, Score) else one for one in scores)
+    limits = cache.limits(grid.n, grid.h)
+    if limits is not None:
+        mask = limits if mask is None else mask & limits
+    return mask, scores
 
 
 def attend_in_parts(

@@ -12,15 +12,30 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from headwise.cache import remembered
+from headwise.cache.base import gap_of
+from headwise.cache.generation import Kept
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.kernels import events
 from headwise.kernels.spread import check_local, held_by
 from headwise.map import AttentionMap
 from headwise.map.arguments import both, of_additive, of_boolean
-from headwise.masks import Causal, Documents, Everything, Grid, Mask, Span, Window, is_causal as mask_is_causal
+from headwise.map.attention import attend_to
+from headwise.masks import (
+    Causal,
+    Documents,
+    Everything,
+    Grid,
+    Mask,
+    Span,
+    Window,
+    conjuncts,
+    is_causal as mask_is_causal,
+)
 from headwise.models.adapters.huggingface.library import Position, crosses, library, position_of
 from headwise.models.adapters.huggingface.masks import MaskTensor
 from headwise.models.adapters.weights import AttentionWeights
+from headwise.nn.layout import attend_in_parts, over_cache, runs_of
 from headwise.publishing import attended, left_to_own_code
 from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
@@ -216,12 +231,25 @@ def attention_forward(
     wanted = module in always_weights or _attentions_wanted(kwargs)
     unfilled = key.shape[2] - call.key.shape[2]
     query, key, value, position, scores, whole = call
-    if wanted and not key.requires_grad:
+    gap = Span(0, position.first) if position.first else None
+    if isinstance(key, Kept):
+        if not _to_itself(module, whole, query.shape[2], position):
+            raise ConfigError(
+                f"past_key_values: {type(module).__name__} attends to another sequence, whose keys a cache of "
+                f"hw.cache.for_transformers cannot hold"
+            )
+        whole_maps = wanted or bool(events.editing) or events.subscribed(module)
+        found = _of_cache(key, call, whole_maps, scale=scaling, dropout_p=float(dropout))
+        if isinstance(found, Tensor):
+            events.unproven.discard(module)
+            return found.transpose(1, 2).contiguous(), None
+        key, value, whole, scores, gap = found
+    elif wanted and not key.requires_grad:
         key = key.clone()  # caches of a fixed size change it in place, before the weights are read
     out, amap = attended(
         module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, query.shape[2], position),
         at_end=position.at_end, unplaced=position.at_end is False, unstarted=position.first is None, mask=whole,
-        scale=scaling, score=scores, dropout_p=float(dropout), gap=Span(0, position.first) if position.first else None,
+        scale=scaling, score=scores, dropout_p=float(dropout), gap=gap,
     )  # fmt: skip
     weights: Tensor | None = None
     if wanted and amap is not None:
@@ -242,6 +270,31 @@ def attention_forward(
                 changed = weights[..., : value.shape[2]].to(value.dtype)
                 out = torch.dropout(changed, float(dropout), dropout > 0) @ value
     return out.transpose(1, 2).contiguous(), weights  # models call .view on it
+
+
+def _of_cache(
+    kept: Kept, call: "_Call", whole_maps: bool, **options: Any
+) -> Tensor | tuple[Any, Any, Mask | None, tuple[Score, ...], Span | None]:
+    """The output [b, h, n, d_v] of a call with a cache of headwise whose KV heads hold other tokens; or keys, values,
+    mask and scores of one call for all heads, and the gap. whole_maps: whether the call must be one of all heads."""
+    cache: Any
+    cache, k, v = kept.taken()
+    b, h, n, _ = call.query.shape
+    grid = Grid(b, h, n, kept.shape[2])
+    if getattr(cache, "sinks", 0) and call.mask is not None and any(part.padding for part in conjuncts(call.mask)):
+        raise ConfigError(
+            "attention_mask: has padding, and the first tokens, which a budget with sinks keeps, would be padding; "
+            "give prompts of one length, one by one, or make the budget with sinks=0"
+        )
+    parts = getattr(cache, "parts", ())
+    if parts and not whole_maps:
+        group = h // k.shape[1]
+        runs = [runs_of(heads, part, group, call.mask, call.scores, grid, call.query.device) for heads, part in parts]
+        return attend_in_parts(attend_to, cache, call.query, k, v, runs, **options)
+    mask, scores = over_cache(call.mask, call.scores, cache, grid)
+    gap = gap_of(cache)
+    held = cache.append(k, v) if whole_maps else remembered(cache, k, v)
+    return *held, mask, scores, gap if gap.size and whole_maps else None
 
 
 class _Call(NamedTuple):
@@ -266,7 +319,8 @@ def _read(
     _refuse_unknown(module, kwargs)
     b, h, n, _ = query.shape
     if query.dtype != value.dtype or key.dtype != value.dtype:
-        query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast norms widen them
+        query = query.to(value.dtype)  # under autocast norms widen them
+        key = key if key.dtype == value.dtype else key.to(value.dtype)
     packed = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
     found: list[Mask | None] = []
     scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
