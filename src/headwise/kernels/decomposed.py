@@ -32,7 +32,8 @@ def attend(
         weights = F.dropout(weights, dropout_p) if dropout_p > 0.0 else weights
         out = torch.matmul(weights, of_heads(compute(v), h)).to(q.dtype)
         return out.contiguous(), lse
-    options: dict[str, Any] = {"scale": scale, "dropout_p": dropout_p, "enable_gqa": h != k.shape[1]}
+    k, v = of_heads(k, h), of_heads(v, h)  # OpenVINO does not know `enable_gqa`
+    options: dict[str, Any] = {"scale": scale, "dropout_p": dropout_p}
     causal = mask == Causal() and statically_known_true(n == m)
     if not added and (causal or mask == Everything()):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, **options).contiguous(), lse
