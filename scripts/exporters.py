@@ -246,13 +246,16 @@ def table(names: Iterable[str], columns: list[str]) -> str:
 def main() -> None:
     """Print the table, and write it into the page if asked."""
     about = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about.add_argument("--rows", default="", help="only rows whose name contains this")
-    about.add_argument("--columns", default="", help="only columns whose name contains this")
+    about.add_argument("--rows", default="", help="only rows whose names contain one of these, a,b")
+    about.add_argument("--columns", default="", help="only columns whose names contain one of these")
     about.add_argument("--write", action="store_true", help="put the table into docs/deploy.md")
     given = about.parse_args()
     warnings.simplefilter("ignore")
-    columns = [name for name in COLUMNS if given.columns in name]
-    found = table([name for name in ROWS if given.rows in name], columns)
+    rows, columns = (
+        [name for name in names if any(part in name for part in wanted.split(","))]
+        for names, wanted in ((ROWS, given.rows), (COLUMNS, given.columns))
+    )
+    found = table(rows, columns)
     print(found)
     if given.write:
         blocks.write(DOC, BEGIN, END, found)

@@ -2,8 +2,8 @@
 
 `ExportedProgram.run_decompositions()` replaces the operator by this, and so do torch.onnx.export, OpenVINO and
 ExecuTorch. A call becomes `F.scaled_dot_product_attention`, with the scores that are added as its mask; with a soft cap
-or learned sinks it becomes the formula itself. What no mask allows adds 0, but a masked value that is not finite
-is not left out, as the kernels do. Masks and scores other than none and causal are n×m tensors here.
+or learned sinks it becomes the formula itself. Masked keys have weight 0, but 0 times a value that is not finite is
+NaN, which the kernels leave out. Masks and scores other than none and causal are n×m tensors here.
 """
 
 from functools import reduce
