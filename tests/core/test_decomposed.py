@@ -14,7 +14,6 @@ from headwise.kernels import decomposed
 from headwise.masks import Grid
 from headwise.rule import Rule
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export's own
 ATTEND = torch.ops.headwise.attend.default
 
 
