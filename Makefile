@@ -26,6 +26,12 @@ TRITON_FOLDER := $(VENV)/$(TRITON)
 TRL := trl==1.16.0 accelerate==1.15.0 datasets==5.2.0 pyarrow==26.0.1 pandas==3.1.1 dill==0.4.1 multiprocess==0.70.19 \
   xxhash==4.1.0 psutil==7.2.2 aiohttp==3.14.5
 TRL_FOLDER := $(VENV)/trl
+# Where programs of torch.export run without headwise, and what these packages import besides.
+EXPORTERS := onnxruntime==1.32.0 onnx==1.23.2 onnxscript==0.7.2 onnx-ir==1.1.0 ml_dtypes==0.6.0 protobuf==7.36.2 \
+  flatbuffers==25.12.19 openvino==2026.4.1 openvino-telemetry==2025.2.0 executorch==1.5.1 torchao==0.18.0 \
+  pytorch-tokenizers==1.5.0 ruamel.yaml==0.19.1 tabulate==0.10.0 parameterized==0.9.0 pandas==3.1.1 \
+  python-dateutil==4.0.0 six==1.17.0
+EXPORTERS_FOLDER := $(VENV)/exporters
 export TEXT
 # Images of Python often forbid it to keep what it compiled: then each of the tests' processes compiles all sources anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -33,7 +39,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test test-all test-rest check-new messages fuzz triton trl lint format docs bench native native-early native-if-possible sanitize wheel clean
+.PHONY: see test test-all test-rest check-new messages fuzz triton trl exporters lint format docs bench native native-early native-if-possible sanitize wheel clean
 
 # The first picture does not wait for the compiler: it is computed by PyTorch's kernels.
 see: $(CAN_SEE)
@@ -53,7 +59,7 @@ test-rest: native-if-possible
 	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 5 \
 	  -m 'thorough and not slow and not bench and not wheel' $(ARGS)
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
-	  fuzz lint $(if $(COMPILER),wheel sanitize) triton trl \
+	  fuzz lint $(if $(COMPILER),wheel sanitize) triton trl exporters \
 	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))
 
 # What every part of a kind must hold, and the rules of the house: make check-new KIND=mask, ARGS="-k name" for one of them.
@@ -91,6 +97,16 @@ trl: $(READY)
 	@test ! -f "$(TRL_FOLDER)/ready" || \
 	  PYTHONPATH="$(TRL_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -n 0 -m thorough \
 	  -k 'trl or accelerate or plan' tests/trl tests/parallel/test_split_elsewhere.py $(ARGS)
+
+# Layers in ONNX Runtime, OpenVINO and ExecuTorch, with them in a folder of their own: scripts/exporters.py.
+exporters: $(READY)
+	@test -f "$(EXPORTERS_FOLDER)/ready" || { rm -rf "$(EXPORTERS_FOLDER)"; \
+	  $(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$(EXPORTERS_FOLDER)" \
+	    $(EXPORTERS) && touch "$(EXPORTERS_FOLDER)/ready"; } || \
+	  echo 'The exporters could not be had here; their tests are left out.'
+	@test ! -f "$(EXPORTERS_FOLDER)/ready" || \
+	  PYTHONPATH="$(EXPORTERS_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -n 0 -m thorough \
+	  -k 'same_numbers_in' tests/exporters $(ARGS)
 
 lint: $(READY)
 	$(RUN) ruff check .

@@ -23,6 +23,7 @@ from headwise import fields
 from headwise.errors import KernelError
 from headwise.kernels import KERNELS, named, operators, run
 from headwise.kernels.call import Call, traced
+from headwise.kernels.decomposed import attend as by_operators
 from headwise.kernels.gradients import ONCE, REMEDY, PassBack, complete, each_entry, entry, once_only, stacked
 from headwise.kernels.second import OfBackward, OfForward
 from headwise.kernels.spread import check_local
@@ -171,6 +172,20 @@ def attend_fake(tensors: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, 
     rows = q.shape[:3]
     lse = q.new_empty(rows, dtype=compute(q[..., :0, :]).dtype)
     return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long, device="cpu")
+
+
+def decomposed(
+    tensors: Sequence[Tensor], count: int, relative: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
+    mask: Sequence[int], scale: float, soft_cap: float, dropout_p: float, learned: bool, split: int, kernel: str,
+) -> Any:  # fmt: skip
+    """`attend` by operators of PyTorch; NotImplemented outside of `run_decompositions`, such as in torch.compile."""
+    # Only there has the operator kernels in Python for the devices.
+    if torch._C.DispatchKey.CPU not in torch.ops.headwise.attend.default.py_kernels:
+        return NotImplemented
+    q, k, v, *rest = tensors
+    terms = Terms(q.shape[2], soft_cap, relative, tuple(rest[:count]), sinks, split)
+    out, lse = by_operators(q, k, v, read(mask, rest[count:]), scale, terms, dropout_p)
+    return out, lse, torch.full((), list(KERNELS).index("torch_blocks"), device="cpu")
 
 
 def attend_backward(*given: Any) -> list[Tensor]:

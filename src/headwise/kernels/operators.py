@@ -37,6 +37,10 @@ attend.register_fake(_code("attend_fake"))
 attend.register_autograd(_code("backward"), setup_context=_code("setup"))
 attend.register_vmap(_code("attend_vmap"))
 
+# `ExportedProgram.run_decompositions` decomposes the operators that have a kernel for this key, in Python: a kernel of
+# `torch.library.impl` could not leave the operator whole elsewhere.
+torch.ops.headwise.attend.default.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(_code("decomposed"))
+
 attend_backward = torch.library.custom_op(
     "headwise::attend_backward", _code("attend_backward"), mutates_args=(), schema=_BACKWARD
 )

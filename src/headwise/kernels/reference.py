@@ -34,13 +34,15 @@ class Reference:
         return "it does not support dropout" if call.dropout_p > 0 else None
 
     def run(self, call: Call) -> Result:
-        weights, lse, allowed = dense_weights(call)
-        v = _of_heads(call.v.double(), call.q.shape[1])  # [b, h, m, d_v]
+        allowed = _allowed(call.rule, call.q.device)
+        scores, terms = _scores(call.q, call.k, call.rule)
+        weights, lse = dense_weights(scores, allowed, terms.sinks)
+        v = of_heads(call.v.double(), call.q.shape[1])  # [b, h, m, d_v]
         # A masked key does not affect a query's output, even if its value is NaN.
         clean = v.nan_to_num(0.0, 0.0, 0.0)
         poisoned = torch.matmul(allowed.double(), (~torch.isfinite(v)).double()) > 0
         out = torch.matmul(weights, clean).masked_fill(poisoned, torch.nan)
-        return Result(out.to(call.q.dtype), lse.to(torch.promote_types(call.q.dtype, torch.float32)))
+        return Result(out.to(call.q.dtype), lse.detach().to(torch.promote_types(call.q.dtype, torch.float32)))
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -86,7 +88,7 @@ class _Stored(Reads):
         return {}
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
-        return torch.matmul(_matrix(of), _of_heads(x.double(), of.rule.grid.h)).to(of.lse.dtype)
+        return torch.matmul(_matrix(of), of_heads(x.double(), of.rule.grid.h)).to(of.lse.dtype)
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         return torch.matmul(_matrix(of).mT, y.double()).to(of.lse.dtype)
@@ -134,36 +136,42 @@ def _allowed(rule: Rule, device: torch.device) -> Tensor:
     return rule.mask.allowed(torch.arange(n, device=device), torch.arange(m, device=device), rule.grid)
 
 
-def _of_heads(k: Tensor, heads: int) -> Tensor:
+def of_heads(k: Tensor, heads: int) -> Tensor:
     """Keys or values [b, h_kv, m, e], each head repeated for its query heads: [b, h, m, e]."""
     return k.repeat_interleave(heads // k.shape[1], dim=1)
 
 
 def _scores(q: Tensor, k: Tensor, rule: Rule) -> tuple[Tensor, Terms]:
     """Scores in float64 before the mask, [b, h, n, m], and the rule's terms."""
-    q, k = q.double(), _of_heads(k.double(), q.shape[1])
-    terms = rule.terms(q)
-    scores = torch.matmul(q, k.mT) * rule.scale
+    terms = rule.terms(q.double())
+    return dense_scores(q.double(), k.double(), rule.scale, terms), terms
+
+
+def dense_scores(q: Tensor, k: Tensor, scale: float, terms: Terms) -> Tensor:
+    """Scores before the mask in the dtype of q and k, [b, h, n, m]."""
+    scores = torch.matmul(q, of_heads(k, q.shape[1]).mT) * scale
     if terms.soft_cap > 0.0:
         scores = terms.soft_cap * torch.tanh(scores / terms.soft_cap)
-    i = torch.arange(rule.grid.n, device=q.device)
-    j = torch.arange(rule.grid.m, device=q.device)
-    for term in terms.added_at(i, j):
+    for term in whole_terms(terms, k.shape[2], q.device):
         scores = scores + term
-    return scores, terms
+    return scores
 
 
-def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights [b, h, n, m] and log-sum-exp [b, h, n] in float64 (0 and −inf for fully masked queries), and the boolean
-    mask [b or 1, h or 1, n, m]. With a learned sink, the softmax includes one more key, whose weight is dropped."""
-    grid = call.rule.grid
-    scores, terms = _scores(call.q, call.k, call.rule)
-    allowed = _allowed(call.rule, call.q.device)
-    scores = scores.masked_fill(~allowed, -torch.inf)
+def whole_terms(terms: Terms, m: int, device: torch.device) -> tuple[Tensor, ...]:
+    """What is added to the scores of all queries and m keys, each [b or 1, h or 1, n or 1, m or 1]."""
+    if terms.relative is None:
+        return terms.biases
+    i, j = torch.arange(terms.n, device=device), torch.arange(m, device=device)
+    return terms.relative[:, terms.entries(i[:, None], j)][None], *terms.biases
+
+
+def dense_weights(scores: Tensor, allowed: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights [b, h, n, m] and log-sum-exp [b, h, n], 0 and −inf for fully masked queries. With a learned sink, the
+    softmax includes one more key, whose weight is dropped."""
+    m, scores = scores.shape[-1], scores.masked_fill(~allowed, -torch.inf)
     empty = (scores == -torch.inf).all(-1)  # fully masked queries
     safe = scores.masked_fill(empty[..., None], 0.0)
-    if terms.sinks is not None:
-        safe = torch.cat((safe, terms.sinks[:, None, None].expand(grid.b, -1, grid.n, 1)), -1)
-    weights = safe.softmax(-1)[..., : grid.m].masked_fill(~allowed | empty[..., None], 0.0)
-    lse = safe.logsumexp(-1).masked_fill(empty, -torch.inf)
-    return weights, lse.detach(), allowed
+    if sinks is not None:
+        safe = torch.cat((safe, sinks[:, None, None].expand(*safe.shape[:3], 1)), -1)
+    weights = safe.softmax(-1)[..., :m].masked_fill(~allowed | empty[..., None], 0.0)
+    return weights, safe.logsumexp(-1).masked_fill(empty, -torch.inf)

@@ -53,7 +53,8 @@ class Mask(Described, ABC):
 
     @abstractmethod
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
-        """Return boolean [b or 1, h or 1, len(rows), len(cols)] for query indices `rows` and key indices `cols`."""
+        """Return boolean [b or 1, h or 1, r, c] for query indices `rows` [r] and key indices `cols` [c]. A size is
+        `rows.shape[0]`: `len(rows)` would fix it in an exported program."""
 
     @abstractmethod
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:

@@ -42,7 +42,7 @@ class Lengths(Mask):
         real = self._real(self.keys, cols, grid.m)[:, None, None, :]
         if self.queries is not None:
             real = real & self._real(self.queries, rows, grid.n)[:, None, :, None]
-        return real.expand(-1, 1, len(rows), -1)
+        return real.expand(-1, 1, rows.shape[0], -1)
 
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
         states = [self._span_state(self.keys, cols, grid.m)]

@@ -34,7 +34,7 @@ class Everything(_Anywhere):
     whole_past = True
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
-        return torch.ones(1, 1, len(rows), len(cols), dtype=torch.bool, device=rows.device)
+        return torch.ones(1, 1, rows.shape[0], cols.shape[0], dtype=torch.bool, device=rows.device)
 
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
         return State.FULL
@@ -123,7 +123,7 @@ class Sinks(Mask):
         object.__setattr__(self, "count", check_whole("Sinks", "count", self.count, 0))
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
-        return (cols < self.count).expand(len(rows), -1)[None, None]
+        return (cols < self.count).expand(rows.shape[0], -1)[None, None]
 
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
         if cols.start >= self.count:
@@ -157,7 +157,9 @@ class HeadWindows(Mask):
         self.windows = check_windows("HeadWindows", windows)
         self.sinks = check_whole("HeadWindows", "sinks", sinks, 0)
         lengths = [spans.FAR if window is None else min(window, spans.FAR) for window in self.windows]
-        self._least, self._most, self._lengths = min(lengths), max(lengths), torch.tensor(lengths, device="cpu")
+        self._least, self._most = min(lengths), max(lengths)
+        # Not by torch.tensor: a graph that is decomposed can take up numbers, but no tensor of its own.
+        self._lengths = torch.cat([torch.full((1,), length, device="cpu") for length in lengths])
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         distance = (rows + grid.shift)[:, None] - cols

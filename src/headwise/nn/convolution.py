@@ -128,8 +128,8 @@ class ConvolutionAttention(AttentionLayer):
         keys = _code(_grid(list(places), x), frequencies)  # [m, code]
         queries = _code(_grid(sizes, x)[None] + self.centres[:, None].double(), frequencies)  # [h, n, code]
         v = padded.flatten(1, -2)[:, None]  # [b, 1, m, d_model]: every head reads the input itself
-        q = (self.sharpness[:, None, None] * queries).to(v.dtype).expand(len(x), -1, -1, -1)
-        heads, amap = attend_to(q, keys.to(v.dtype).expand(len(x), 1, -1, -1), v, scale=1.0, **options)
+        q = (self.sharpness[:, None, None] * queries).to(v.dtype).expand(x.shape[0], -1, -1, -1)
+        heads, amap = attend_to(q, keys.to(v.dtype).expand(x.shape[0], 1, -1, -1), v, scale=1.0, **options)
         concat = self.merge(heads, x).unflatten(1, sizes)
         return self.output(concat), amap, concat
 

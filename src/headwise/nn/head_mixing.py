@@ -230,8 +230,12 @@ class TalkingHeadsAttention(ProjectedLayer):
         b, h, n, d = q.shape
         rule = Rule(mask, d**-0.5, Grid(b, h, n, k.shape[2], gap=options.get("gap", NO_GAP)))
         rule.mask.check(rule.grid)
-        height = max(16, TILE_ELEMENTS // max(1, b * h * k.shape[2]))
-        blocks = [self._block(q, k, v, rule, Span(i, min(i + height, n)), dropout_p) for i in range(0, n, height)]
+        if torch.compiler.is_exporting():  # blocks would fix the sizes
+            mixes, whole = (self.logits_mix, self.weights_mix), (Span(0, n), Span(0, k.shape[2]))
+            blocks = [_attend_block(q, k, v, *mixes, rule, *whole, dropout_p)]
+        else:
+            height = max(16, TILE_ELEMENTS // max(1, b * h * k.shape[2]))
+            blocks = [self._block(q, k, v, rule, Span(i, min(i + height, n)), dropout_p) for i in range(0, n, height)]
         heads = torch.cat([out for out, _ in blocks], 2) if blocks else q.new_zeros(b, h, n, v.shape[-1])
         if not options["return_map"]:
             return heads, None
@@ -282,4 +286,6 @@ def _attend_block(
 def _over_heads(tile: Tensor, mix: Tensor) -> Tensor:
     """Σ_l tile_l mix_lj: [b, h, r, c]. Computed in the tile's own precision, also under autocast."""
     with own_dtypes(tile):
+        if torch.compiler.is_exporting():  # other systems do not know the power of a length, r·c of a whole matrix
+            return torch.matmul(mix.to(tile.dtype).mT[None, None], tile.transpose(1, 2)).transpose(1, 2)
         return torch.einsum("blrc,lj->bjrc", tile, mix.to(tile.dtype))
