@@ -131,7 +131,7 @@ def test_a_training_step_of_inductor():
         with hw.watch(model) as eager:
             model(**inputs)
         with hw.watch(model, maps="lazy") as record:
-            gradients(compiled, model, inputs)
+            torch.testing.assert_close(gradients(torch.compile(model), model, inputs), expected)
         for name in eager.to_dict()["measures"]:
             torch.testing.assert_close(record.latest[name], eager.latest[name], equal_nan=True)
         for name, amap in record.maps.items():  # whose memory the graph has used again
@@ -139,7 +139,7 @@ def test_a_training_step_of_inductor():
             assert amap[0].sum(-1).max() < 1.001, name
 
 
-@pytest.mark.thorough_except("Llama-right")
+@pytest.mark.thorough
 @pytest.mark.parametrize("padded", [None, "right", "left"], ids=["no mask", "right", "left"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_watched_model_is_one_graph_with_the_statistics_of_the_uncompiled_one(kind, padded):
@@ -150,9 +150,10 @@ def test_a_watched_model_is_one_graph_with_the_statistics_of_the_uncompiled_one(
     with hw.watch(model, every=2) as record:
         for _ in range(4):
             torch.testing.assert_close(gradients(compiled, model, inputs), expected)
-        # At both ends of the call of the model, where a step begins and ends; none in it. Steps that are not measured
-        # are another graph.
-        assert counters["stats"]["unique_graphs"] == 2
+        # At both ends of the calls of the model and of its children with attention, where a step may begin and end;
+        # none in a layer. Steps that are not measured are another graph.
+        graphs = counters["stats"]["unique_graphs"]
+        assert graphs <= 4 if kind == "Bert" else graphs == 2, graphs
         assert {"Record._enter", "Record._leave"} == breaks()
     assert (record.ledger.steps, record.ledger.index, record.layers) == (2, 4, eager.layers)
     for name in eager.to_dict()["measures"]:
