@@ -151,9 +151,10 @@ def test_a_watched_model_is_one_graph_with_the_statistics_of_the_uncompiled_one(
         for _ in range(4):
             torch.testing.assert_close(gradients(compiled, model, inputs), expected)
         # At both ends of the calls of the model and of its children with attention, where a step may begin and end;
-        # none in a layer. Steps that are not measured are another graph.
+        # none in a layer. Steps that are not measured are another graph. BERT's encoder is such a child, and what is
+        # around it in its model is split.
         graphs = counters["stats"]["unique_graphs"]
-        assert graphs <= 4 if kind == "Bert" else graphs == 2, graphs
+        assert graphs <= 9 if kind == "Bert" else graphs == 2, graphs
         assert {"Record._enter", "Record._leave"} == breaks()
     assert (record.ledger.steps, record.ledger.index, record.layers) == (2, 4, eager.layers)
     for name in eager.to_dict()["measures"]:
