@@ -1,4 +1,5 @@
-"""Attached and watched models with torch.compile: what is compiled, what is not, and the errors of fullgraph=True."""
+"""Attached and watched models with torch.compile: what is compiled, what is not, and the errors of fullgraph=True;
+those of transformers are in test_hf_compiled.py."""
 
 from contextlib import ExitStack
 from threading import Event, Thread
@@ -23,33 +24,6 @@ def gradients(run, model, ids):
     model.zero_grad()
     run(ids)[0].square().mean().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks there for any argument of a frame
-@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Bert"])
-def test_a_training_step_of_transformers_is_compiled_around_attention_and_not_in_one_graph(kind):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
-    if kind == "GPT2":
-        sizes |= {"eos_token_id": 0, "bos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    elif kind == "Llama":
-        sizes |= {"intermediate_size": 7}
-    else:
-        sizes |= {"intermediate_size": 7, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**sizes))
-    ids = torch.randint(11, (B, N))
-    expected = gradients(model, model, ids)
-    with hw.attach(model):
-        torch.testing.assert_close(gradients(torch.compile(model, backend="eager"), model, ids), expected)
-        torch.compiler.reset()  # or that code is used
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="computes attention and its masks outside of the gra"):
-            torch.compile(model, backend="eager", fullgraph=True)(ids)
-    torch.compiler.reset()
-    one_graph = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(gradients(one_graph, model, ids), expected)
 
 
 @pytest.mark.thorough

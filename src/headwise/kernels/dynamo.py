@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+from headwise.kernels import events
 from headwise.kernels.operators import differentiable
 
 
@@ -14,9 +16,16 @@ def apply(count: int, numbers: tuple[Any, ...], *given: Any) -> Any:
     return differentiable(count, numbers, *given)
 
 
+@torch._dynamo.assume_constant_result
+def key_of(module: nn.Module) -> int:
+    """The key of a module in `events.recorded`."""
+    events.recorded[id(module)] = module
+    return id(module)
+
+
 @torch.compiler.disable(
-    reason="attend(measures=…), a custom mask class and gate_gradients break the "
-    "graph: omit fullgraph=True, or move them out of the compiled code"
+    reason="attend(measures=…), a custom mask class, gate_gradients, and weights (output_attentions) and edits of "
+    "attached models break the graph: omit fullgraph=True, or move them out of the compiled code"
 )
 def outside(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call the function outside the graph (a graph break)."""

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  
 here = _here.get
 listening = 0  # open `listen` contexts of all threads: torch.compile can read a number, but no context variable
 editing = 0  # subscribers with edits
+apart = 0  # subscribers whose calls are outside of the graphs of torch.compile: with edits, gradients or δ
 own_code = 0  # open contexts of all threads with `Here.own_code`, a number for the same reason
 
 
@@ -134,7 +135,7 @@ def subscribe(
 ) -> Iterator[None]:
     """Within it, attention calls of these modules, in any thread, are published and computed with the edits.
     ConfigError if a measure is unknown, or another subscriber to these modules has a different one of that name."""
-    global subscribers, editing
+    global subscribers, editing, apart
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
     new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits), on_error, differentiable)
     with _lock:
@@ -149,12 +150,14 @@ def subscribe(
                     )
         subscribers = (*subscribers, new)
         editing += bool(new.edits)
+        apart += (outside := bool(new.edits or differentiable or on_delta is not None))
     try:
         yield
     finally:
         with _lock:
             subscribers = tuple(one for one in subscribers if one is not new)
             editing -= bool(new.edits)
+            apart -= outside
 
 
 def subscribed(module: nn.Module) -> bool:
@@ -167,6 +170,9 @@ def subscribers_of(module: nn.Module) -> list[Subscriber]:
     return [one for one in subscribers if one.sees(module)]
 
 
+# The modules that operators of a graph name, by their `id`, and what publishes their calls.
+recorded: "WeakValueDictionary[int, nn.Module]" = WeakValueDictionary()
+publishers: list[Callable[..., Any]] = []
 # Modules whose call has begun, until their attention is computed here (`headwise.models.adapters.places.proven`).
 unproven: "WeakSet[nn.Module]" = WeakSet()
 

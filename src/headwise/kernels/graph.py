@@ -21,13 +21,14 @@ from torch.autograd import forward_ad
 
 from headwise import fields
 from headwise.errors import KernelError
-from headwise.kernels import KERNELS, named, operators, run
+from headwise.kernels import KERNELS, events, named, operators, run
 from headwise.kernels.call import Call, traced
 from headwise.kernels.decomposed import attend as by_operators
 from headwise.kernels.gradients import ONCE, REMEDY, PassBack, complete, each_entry, entry, once_only, stacked
 from headwise.kernels.second import OfBackward, OfForward
 from headwise.kernels.spread import check_local
 from headwise.masks import Dense, Everything, Grid, Mask, Span
+from headwise.masks.given import shortest
 from headwise.rule import Rule, Terms, compute
 
 
@@ -109,8 +110,12 @@ def shapes(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     return record(q, k, v, replace(rule, mask=Everything()), 0.0, kernel)
 
 
-def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp; invalid data of the mask raise when the graph runs."""
+def record(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str,
+    of: tuple[int, Sequence[int]] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output and log-sum-exp; invalid data of the mask raise when the graph runs. of: the key in `events.recorded` of a
+    module that may have subscribers then, and the facts for them."""
     written = write(rule.mask)
     assert written is not None  # the caller has checked can_record()
     mask, held = written
@@ -128,6 +133,11 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
     numbers = mask, rule.scale, terms.soft_cap, dropout_p, learned, terms.split, kernel
     tensors = q, k, v, *terms.biases, *held
+    if of is not None:
+        out, lse, _ = operators.attend_published(
+            tensors, len(terms.biases), terms.relative, terms.sinks, seed, *numbers, *of
+        )
+        return out, lse
     operator = _Attend.apply if has_derivatives() else _Attend.forward
     if torch.compiler.is_dynamo_compiling() and has_derivatives():
         from headwise.kernels.dynamo import apply as operator
@@ -145,6 +155,7 @@ def _call(
     grid = Grid(b, h, n, k.shape[2])
     laid = read(mask, rest[count:])
     laid.check(grid)
+    laid = shortest(laid)  # of boolean tensors, whose values were unknown when the graph was recorded
     terms = Terms(
         n, soft_cap, None if relative is None else relative.detach().requires_grad_(learned),
         tuple(bias.requires_grad_(learned) for bias in rest[:count]), None if sinks is None else sinks.detach(), split,
@@ -164,6 +175,22 @@ def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         result.lse.contiguous(),
         torch.tensor(list(KERNELS).index(chosen.name), device="cpu"),
     )
+
+
+def attend_published(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend` of a module that may have subscribers now. They may keep what they receive, whose memory is the graph's:
+    hence copies."""
+    *of_call, kernel, key, facts = given
+    module = events.recorded.get(key)
+    if module is None or not events.subscribed(module):
+        return attend(*of_call, kernel)
+    check_local()
+    with torch.no_grad():
+        call = _call(*of_call)
+        call = replace(call, q=call.q.clone(), keys=call.k.clone(), values=call.v.clone())
+        (publish,) = events.publishers
+        out, lse, chosen = publish(module, call, kernel, facts)
+    return out.clone(), lse.clone(), torch.tensor(list(KERNELS).index(chosen), device="cpu")
 
 
 def attend_fake(tensors: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,6 +248,16 @@ def backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
     found = _gradients(ctx.count, ctx.numbers, wanted, grad_out, *ctx.saved_tensors)
     d_tensors, d_relative, d_sinks = placed(found, len(of_tensors))
     return d_tensors, None, d_relative, d_sinks, *[None] * (len(ctx.numbers) + 2)
+
+
+def setup_published(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """`setup` of `attend_published`."""
+    setup(ctx, inputs[:-2], output)
+
+
+def backward_published(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    """The gradients of the arguments of `attend_published`."""
+    return *backward(ctx, grad_out), None, None
 
 
 def placed(found: Sequence[Tensor | None], count: int) -> tuple[list[Tensor | None], Tensor | None, Tensor | None]:

@@ -47,6 +47,16 @@ attend_backward = torch.library.custom_op(
 attend_backward.register_fake(_code("attend_backward_fake"))
 attend_backward.register_vmap(_code("attend_backward_vmap"))
 
+# The first for a module, by its key in `events.recorded`, that may have subscribers when the graph runs; a CUDA graph
+# would ask once. facts: as `publishing` gives and reads them.
+_PUBLISHED = f"({_RULE}, str kernel, int module, SymInt[] facts) -> (Tensor, Tensor, Tensor)"
+attend_published = torch.library.custom_op(
+    "headwise::attend_published", _code("attend_published"), mutates_args=(), schema=_PUBLISHED,
+    tags=torch.Tag.cudagraph_unsafe,
+)  # fmt: skip
+attend_published.register_fake(_code("attend_fake"))
+attend_published.register_autograd(_code("backward_published"), setup_context=_code("setup_published"))
+
 # torch.compile records derivatives that may never be computed, so the error for a missing one must be an operator too.
 # Its own derivative is never needed: hence no custom_op.
 torch.library.define("headwise::second_derivative", "(Tensor x, Tensor grad) -> Tensor")

@@ -185,12 +185,14 @@ def _attended(q: Tensor, k: Vectors, v: Vectors, options: Options, graph: bool) 
 
 
 def _computed(
-    q: Tensor, k: Vectors, v: Vectors, rule: Rule, wanted: list[Measure], options: Options, graph: bool
-) -> Attended:
+    q: Tensor, k: Vectors, v: Vectors, rule: Rule, wanted: list[Measure], options: Options, graph: bool,
+    seed: int | None = None,
+) -> Attended:  # fmt: skip
     """Run a call whose arguments are checked, with the statistics of the wanted measures."""
     mask, scale, score, dropout_p, return_map, measures, kernel, _, learned = options
     # The seed comes from torch's generator, so that torch.manual_seed() makes runs reproducible.
-    seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
+    if seed is None:
+        seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     dtype = q.dtype
     if return_map and isinstance(k, QuantizedKV):  # the map then has the keys used in the computation
         wide = torch.promote_types(dtype, torch.float32)
@@ -214,6 +216,14 @@ def _computed(
     if plain and bad_values is None:
         keep(call, chosen, mask, scale, kernel, refusals, measures, wanted)
     return out, amap
+
+
+def attend_recorded(call: Call, kernel: str, measures: Sequence[str | Measure]) -> tuple[Tensor, AttentionMap]:
+    """Output and map of a call of a graph, when the graph runs."""
+    rule = call.rule
+    options = Options(rule.mask, rule.scale, rule.scores, call.dropout_p, True, measures, kernel, None, False)
+    found: Any = _computed(call.q, call.k, call.v, rule, resolve(measures), options, True, call.seed)
+    return found[0], found[1]
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:

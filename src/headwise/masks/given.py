@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.functional import pad
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.fields import Array, Word
 from headwise.masks import spans, starts
 from headwise.masks.base import And, Kept, Mask, kept
 from headwise.masks.grid import Grid, Span, State
+from headwise.masks.positional import Causal, Everything, Sinks
 
 
 class Lengths(Mask):
@@ -231,6 +233,78 @@ class Dense(Mask):
 
     def __repr__(self) -> str:
         return f"Dense(<{'×'.join(map(str, self.mask.shape))}>)"
+
+
+def both(*masks: Mask | None) -> Mask | None:
+    """The intersection of the masks; None masks nothing."""
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return None
+    result = given[0]
+    for mask in given[1:]:
+        result = result & mask
+    return result
+
+
+def shortest(mask: Mask) -> Mask:
+    """The mask with a shorter form of the boolean tensors in it, where their values have one; on a GPU, as it is, where
+    reading them would wait for it."""
+    parts = conjuncts(mask)
+    if not any(type(part) is Dense and part.mask.is_cpu for part in parts):
+        return mask
+    return both(*(_shortest(part) if type(part) is Dense else part for part in parts)) or Everything()
+
+
+def _shortest(given: Dense) -> Mask | None:
+    cells = given.mask
+    return shortest_padding(cells[:, 0, 0], cells.shape[2]) if given.padding else shortest_boolean(cells)
+
+
+def shortest_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
+    """The mask of a padding mask [b, m], True for tokens, for n queries: `Lengths` if the tokens are contiguous, with
+    padding on either side, else a `Dense` whose rows share memory."""
+    if bool(real.all()):
+        return None
+    real = pad(real, (before, 0), value=True)
+    m = real.shape[1]
+    count = real.sum(-1)
+    ahead = real.int().argmax(-1)  # padding before the first real key; 0 if there is none
+    behind = real.flip(-1).int().argmax(-1)
+    ahead, behind = ahead.where(count > 0, 0), behind.where(count > 0, m)
+    if not torch.equal(ahead + count + behind, torch.full_like(count, m)):
+        return Dense(real[:, None, None, :].expand(-1, 1, n, -1))
+    left = Lengths(m - behind) if bool(behind.any()) else None
+    right = Lengths(m - ahead, side="right") if bool(ahead.any()) else None
+    return both(left, right)
+
+
+def shortest_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
+    """The mask of a boolean tensor [b or 1, h or 1, n, m], True = may attend: None or `Causal` if it matches them, and
+    with its padding beside it."""
+    if bool(allowed.all()):
+        return None
+    n, m = allowed.shape[2:]
+    if n <= m:
+        causal = torch.ones(n, m, dtype=torch.bool, device=allowed.device).tril_(m - n)
+        if all(torch.equal(one, causal) for one in allowed.flatten(0, 1)):
+            return Causal() | Sinks(before) if before else Causal()
+    mask, real = Dense(pad(allowed, (before, 0), value=True) if before else allowed), _unpadded(allowed)
+    if real is None:
+        return mask
+    if len(real) == 1:  # of any batch
+        return mask & Dense(pad(real, (before, 0), value=True)[:, None, None].expand(-1, -1, n, -1))
+    return both(mask, shortest_padding(real, n, before))
+
+
+def _unpadded(allowed: Tensor) -> Tensor | None:
+    """Which keys of a boolean [b or 1, h or 1, n, m] are no padding, [b or 1, m]: some are hidden from all queries, and
+    all others are seen by their own query in some head, unlike the last one of a strictly causal mask. None if that is
+    not so."""
+    if allowed.shape[2] != allowed.shape[3]:
+        return None
+    seen = allowed.flatten(1, 2).any(1)
+    own = allowed.diagonal(dim1=2, dim2=3).any(1)
+    return seen if not bool(seen.all()) and torch.equal(own, seen) else None
 
 
 def as_given(value: Sequence[int] | Tensor) -> Tensor:

@@ -25,19 +25,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import _StopRecomputationError
 
 from headwise.errors import ConfigError, held_warnings, warn
 from headwise.interventions.computing import attend_edited
 from headwise.interventions.edits import Placed
 from headwise.kernels import events
+from headwise.kernels.call import Call
 from headwise.kernels.compiling import eager
-from headwise.kernels.graph import in_graph
+from headwise.kernels.graph import can_record, in_graph, record
 from headwise.kernels.spread import Held, held_as_declared, held_by
 from headwise.map import AttentionMap
-from headwise.map.attention import attend_to
-from headwise.masks import Mask, conjuncts
+from headwise.map.arguments import rule_of
+from headwise.map.attention import attend_recorded, attend_to
+from headwise.masks import Mask, Span, conjuncts, is_causal
 from headwise.publishing.tokens import copied, over_tokens, renamed, token_map
+from headwise.scores import Score
 from headwise.stats import Measure, Measurements, resolve
 from headwise.text import tr
 
@@ -124,6 +128,11 @@ def attended(
 ) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
     """`attend_to` for a module of another library, published. Names of cross attention overrule to_itself, at_end
     (queries are the last keys' tokens; as to_itself if None) and unplaced. extra: first keys that are no tokens."""
+    recorded = torch.compiler.is_dynamo_compiling() and events.subscribers and can_publish_recorded()
+    if recorded and compute is attend_to and not return_map:
+        facts = [to_itself, -1 if at_end is None else at_end, unplaced, unstarted, extra]
+        if (out := _recorded(module, q, k, v, facts, **options)) is not None:
+            return out, None
     compute = partial(compute, q, k, v, **options)
     if extra:
         compute = partial(_beside_extra_keys, extra, compute)
@@ -139,6 +148,54 @@ def attended(
         held=partial(held_by, module, q, k, v),
     )  # fmt: skip
     return out, amap
+
+
+def can_publish_recorded() -> bool:
+    """Whether all calls that subscribers receive now can be operators of a graph of torch.compile."""
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return not events.subscribers  # these operators are not those of torch.func
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return not events.subscribers  # which heads these are is read from the modules that are running
+    return not events.apart
+
+
+def _recorded(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: list[int], *, mask: Mask | None = None,
+    scale: float | None = None, score: Score | Sequence[Score] = (), dropout_p: float = 0.0,
+    gap: Span | None = None,
+) -> Tensor | None:  # fmt: skip
+    """The output of `attended` as an operator of a graph of torch.compile; None if a graph cannot contain its mask."""
+    from headwise.kernels.dynamo import key_of
+
+    rule = rule_of(q, k, v, mask, scale, score, dropout_p, True)
+    if not can_record(rule):
+        return None
+    facts = [*map(int, facts), *((0, 0) if gap is None else gap)]
+    out, _ = record(q, k, v, rule, dropout_p, "auto", (key_of(module), facts))
+    return out
+
+
+def _publish_recorded(module: nn.Module, call: Call, kernel: str, facts: Sequence[int]) -> tuple[Tensor, Tensor, str]:
+    """Output, log-sum-exp and kernel of a call that `_recorded` has recorded, published when the graph runs."""
+    to_itself, at_end, unplaced, unstarted, extra, start, stop = facts
+    if start < stop:
+        call = replace(call, rule=replace(call.rule, grid=replace(call.rule.grid, gap=Span(start, stop))))
+    amap: Any = None
+
+    def compute(*_: Tensor, mask: Mask, return_map: bool = False, measures: Sequence[str | Measure] = ()) -> Any:
+        nonlocal amap
+        out, amap = attend_recorded(call, kernel, measures)
+        return out, amap
+
+    out, _ = attended(
+        module, call.q, call.k, call.v, compute=compute, mask=call.rule.mask,
+        to_itself=bool(to_itself) or is_causal(call.rule.mask), at_end=None if at_end < 0 else bool(at_end),
+        unplaced=bool(unplaced), unstarted=bool(unstarted), extra=extra,
+    )  # fmt: skip
+    return out, amap.lse, amap.kernel
+
+
+events.publishers.append(_publish_recorded)
 
 
 TOLD = "_headwise_told"  # on an attached module: called with the reason where its own code computes a call

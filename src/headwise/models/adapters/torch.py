@@ -33,8 +33,9 @@ from torch.nn.functional import linear
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.kernels import events
-from headwise.map.arguments import both, of_additive, of_boolean, of_padding
+from headwise.map.arguments import of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks, is_causal
+from headwise.masks.given import both
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.nn.layout import check_share
 from headwise.publishing import attended

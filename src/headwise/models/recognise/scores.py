@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.map.arguments import both, of_boolean, of_padding
+from headwise.map.arguments import of_boolean, of_padding
 from headwise.masks import Causal, Documents, Grid, Mask, Span, Window
+from headwise.masks.given import both
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.tracked import Lost, Step
 from headwise.scores import Bias, RelativeBias, Score

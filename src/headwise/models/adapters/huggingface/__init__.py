@@ -16,19 +16,14 @@ docs/models.md lists the tested models.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from headwise.errors import ConfigError
-from headwise.models.adapters.huggingface.attention import FORMER, attention_forward
+from headwise.models.adapters.huggingface.attention import FORMER, attention_in_graphs
 from headwise.models.adapters.huggingface.library import calls_interface, left_out, library
 from headwise.models.adapters.huggingface.masks import make_mask
 
 NAME = "headwise"
-OUTSIDE = (
-    "headwise computes attention and its masks outside of the graphs of torch.compile; compile this model without "
-    "fullgraph=True, or detach it"
-)
 _BEFORE = "_headwise_before"  # on a converted model: its configurations with their former implementation
 
 
@@ -40,12 +35,11 @@ def install() -> None:
     Raises:
         ConfigError: if transformers is not installed or too old: `pip install 'transformers>=5.18'`.
     """
-    # torch.compile cannot trace masks that are read from closures; it compiles the code between.
     models = library("modeling_utils")
     if NAME in models.ALL_ATTENTION_FUNCTIONS.valid_keys():
         return
-    models.AttentionInterface.register(NAME, torch.compiler.disable(attention_forward, reason=OUTSIDE))
-    library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask, reason=OUTSIDE))
+    models.AttentionInterface.register(NAME, attention_in_graphs)
+    library("masking_utils").AttentionMaskInterface.register(NAME, make_mask)
 
 
 def left(model: nn.Module) -> dict[str, str]:

@@ -17,9 +17,10 @@ from headwise.cache.base import gap_of
 from headwise.cache.generation import Kept
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.kernels import events
+from headwise.kernels.graph import recording
 from headwise.kernels.spread import check_local, held_by
 from headwise.map import AttentionMap
-from headwise.map.arguments import both, of_additive, of_boolean
+from headwise.map.arguments import of_additive, of_boolean
 from headwise.map.attention import attend_to
 from headwise.masks import (
     Causal,
@@ -32,11 +33,12 @@ from headwise.masks import (
     conjuncts,
     is_causal as mask_is_causal,
 )
+from headwise.masks.given import both
 from headwise.models.adapters.huggingface.library import Position, crosses, library, position_of
-from headwise.models.adapters.huggingface.masks import MaskTensor
+from headwise.models.adapters.huggingface.masks import own_mask
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.nn.layout import attend_in_parts, over_cache, runs_of
-from headwise.publishing import attended, left_to_own_code
+from headwise.publishing import attended, can_publish_recorded, left_to_own_code
 from headwise.publishing.tokens import renamed
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
@@ -186,10 +188,30 @@ HARMLESS = frozenset({
     "cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "output_hidden_states",
     "output_router_logits", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
+# Those that a graph may contain: their values, and the module's code, need not be read.
+RECORDED = HARMLESS | {
+    "attention_mask", "dropout", "is_causal", "position_bias", "s_aux", "scaling", "sliding_window", "softcap",
+}  # fmt: skip
 # Modules that return weights from every call, as attn_implementation="eager" does, to hooks of other libraries.
 always_weights: "WeakSet[nn.Module]" = WeakSet()
 # FlashAttention's arguments for packed sequences.
 PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+
+
+def attention_in_graphs(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """`attention_forward`; outside of a graph of torch.compile that cannot contain it."""
+    if torch.compiler.is_dynamo_compiling() and _unrecorded(module, options):
+        from headwise.kernels.dynamo import outside
+
+        return outside(attention_forward, module, *tensors, **options)
+    return attention_forward(module, *tensors, **options)
+
+
+def _unrecorded(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Whether a call returns weights, has subscribers that a graph cannot have, or arguments that must be read."""
+    if module in always_weights or _attentions_wanted(options) or not can_publish_recorded():
+        return True
+    return any(x is not None and x is not False and name not in RECORDED for name, x in options.items())
 
 
 def attention_forward(
@@ -221,12 +243,17 @@ def attention_forward(
             "dropout": dropout, "scaling": scaling, "is_causal": is_causal, "sliding_window": sliding_window,
             "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, "indices": indices,
         }  # fmt: skip
-        own = attention_mask if isinstance(attention_mask, MaskTensor) and not attention_mask.changed else None
+        given = {k: v for k, v in given.items() if v is not None} | kwargs
+        if torch.compiler.is_dynamo_compiling():
+            from headwise.kernels.dynamo import outside
+
+            return outside(attention_forward, module, query, key, value, attention_mask, **given)
+        own = own_mask(attention_mask)
         position = position_of(module, None, query.shape[2], key.shape[2], None, {}) if own is None else own.position
         mask = None if own is None else own.mask
         return computed_by_model(
-            module, query, key, value, attention_mask, {k: v for k, v in given.items() if v is not None} | kwargs,
-            mask, position, _to_itself(module, mask, query.shape[2], position), error,
+            module, query, key, value, attention_mask, given, mask, position,
+            _to_itself(module, mask, query.shape[2], position), error,
         )  # fmt: skip
     wanted = module in always_weights or _attentions_wanted(kwargs)
     unfilled = key.shape[2] - call.key.shape[2]
@@ -324,9 +351,8 @@ def _read(
     packed = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
     found: list[Mask | None] = []
     scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
-    own = attention_mask if isinstance(attention_mask, MaskTensor) else None
-    of_call = own is not None and not own.changed and own.sizes == (b, n, key.shape[2])
-    if own is not None and of_call:
+    own = own_mask(attention_mask)
+    if own is not None and own.sizes == (b, n, key.shape[2]):
         position = own.position
     else:
         own, allowed = None, None
@@ -360,7 +386,7 @@ def _read(
         chosen = torch.zeros(*indices.shape[:2], keys + 1, dtype=torch.bool, device=indices.device)
         chosen.scatter_(-1, indices.long().masked_fill((indices < 0) | (indices >= keys), keys), True)
         found.append(of_boolean(chosen[:, None, :, :keys]))
-    if position_bias is not None and (position_bias.requires_grad or bool(position_bias.any())):
+    if position_bias is not None and (position_bias.requires_grad or recording() or bool(position_bias.any())):
         scores += (Bias(position_bias),)
     if s_aux is not None:
         scores += (SinkLogits(s_aux),)

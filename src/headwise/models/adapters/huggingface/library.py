@@ -1,6 +1,7 @@
 """What headwise uses of transformers: its modules, which attention modules call its interface, positions of a call."""
 
 import inspect
+import sys
 from collections.abc import Collection
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,8 @@ OLDEST = "5.18"  # as pyproject.toml has it: older ones have no interface for T5
 
 def library(name: str) -> Any:
     """The module `transformers.name`; ConfigError if transformers is not installed, or older than `OLDEST`."""
+    if torch.compiler.is_dynamo_compiling():  # it traces no imports, and the model has imported the module
+        return sys.modules[f"transformers.{name}"]
     try:
         version = import_module("transformers").__version__
         numbers = [[int(part) for part in one.split(".")[:2]] for one in (version, OLDEST)]

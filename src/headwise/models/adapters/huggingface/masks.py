@@ -5,14 +5,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from operator import and_, or_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.map.arguments import both, of_boolean, of_padding
+from headwise.kernels.graph import recording
+from headwise.map.arguments import of_boolean, of_padding
 from headwise.masks import Causal, Documents, Everything, Grid, Mask, Span, Window, is_causal
+from headwise.masks.given import both, shortest
 from headwise.models.adapters.huggingface.library import Position, library
 from headwise.models.adapters.weights import LazyTensor
 
@@ -58,6 +60,25 @@ class MaskTensor(LazyTensor):
     @property
     def origin(self) -> str:
         return "everything" if self.mask is None else repr(self.mask)
+
+
+class RecordedMask(NamedTuple):
+    """What `MaskTensor` has, of the mask of a graph, whose values are unknown: the attribute `headwise` of a tensor,
+    which no result of an operation on that tensor has."""
+
+    mask: Mask | None
+    sizes: tuple[int, int, int]
+    position: Position
+
+
+def own_mask(given: Tensor | None) -> MaskTensor | RecordedMask | None:
+    """The mask of `make_mask` where a model passes it on as it is; None for any other."""
+    if isinstance(given, MaskTensor):
+        return None if given.changed else given
+    own: RecordedMask | None = getattr(given, "headwise", None)
+    if own is None or own.mask is None or recording():
+        return own
+    return own._replace(mask=shortest(own.mask))  # after a graph break its values are known
 
 
 MaskFunction = Callable[..., Tensor]
@@ -182,14 +203,15 @@ def make_mask(
     dtype: torch.dtype = torch.float32,  # of the mask that the model gets
     cache_position: Tensor | None = None,
     **kwargs: Any,
-) -> MaskTensor | None:
+) -> Tensor | None:
     """The mask of a call, by transformers' `AttentionMaskInterface`; None where eager attention has none. A function
     that is not one of transformers' own is evaluated to a boolean [batch, 1, q_length, kv_length]."""
     theirs = library("masking_utils")
     function = theirs.causal_mask_function if mask_function is None else mask_function
     if cache_position is None:
         assert q_length is not None
-        places: dict[str, Any] = {"q_length": q_length, "q_offset": int(q_offset), "device": device}
+        q_offset = q_offset if recording() else int(q_offset)
+        places: dict[str, Any] = {"q_length": q_length, "q_offset": q_offset, "device": device}
     else:
         q_length, device, places = len(cache_position), cache_position.device, {"cache_position": cache_position}
         q_offset = int(cache_position[0]) if q_length else 0
@@ -197,6 +219,13 @@ def make_mask(
         theirs.eager_mask, batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset,
         attention_mask=attention_mask, dtype=dtype, **places, **kwargs,
     )  # fmt: skip
+
+    if recording():
+        recorded = eager(mask_function=function)
+        if recorded is not None:
+            sizes = batch_size, q_length, kv_length
+            recorded.headwise = _recorded(recorded, sizes, q_offset, kv_offset, function, attention_mask)
+        return recorded
 
     def read_it(*index: Tensor) -> Tensor:
         raise _Read
@@ -238,6 +267,27 @@ def make_mask(
         mask = both(mask, padding)
     position = Position(at_end, keys, kv_offset)
     return MaskTensor(mask, shape, position, device, dtype, partial(eager, mask_function=function))
+
+
+def _recorded(
+    cells: Tensor, sizes: tuple[int, int, int], q_offset: int | Tensor, kv_offset: int, function: MaskFunction,
+    attention_mask: Tensor | None,
+) -> RecordedMask:  # fmt: skip
+    """The mask of a graph, where neither values nor closures can be read. cells: that of eager attention, [b, 1, n, m],
+    which no operation of the graph computes unless it is used."""
+    theirs, (b, n, m) = library("masking_utils"), sizes
+    # Caches of a fixed size have a tensor as offset, and unfilled entries.
+    at_end: bool | None = False if isinstance(q_offset, Tensor) else n + q_offset - kv_offset == m
+    everything = function is theirs.bidirectional_mask_function
+    if not everything and not (at_end and function is theirs.causal_mask_function):
+        return RecordedMask(of_boolean(cells == 0), sizes, Position(at_end, m, kv_offset))
+    mask = None if everything else Causal()
+    if attention_mask is not None:
+        real = theirs.prepare_padding_mask(attention_mask.bool(), m, kv_offset)[:, kv_offset : kv_offset + m]
+        mask = both(mask, of_padding(real.expand(b, -1), n))
+    if everything and not (at_end and q_offset):
+        at_end = None  # for any alignment of the queries
+    return RecordedMask(mask, sizes, Position(at_end, m, kv_offset))
 
 
 class _Read(Exception):
