@@ -45,8 +45,9 @@ def medians(calls: dict[str, Callable[[], Any]], *, estimate: float, seconds: fl
 
 
 def interleaved(
-    calls: dict[str, Sequence[Callable[[], Any]]], *, estimates: dict[str, float], rounds: int, seconds: float
-) -> tuple[dict[str, Times], dict[str, tuple[int, Any]]]:
+    calls: dict[str, Sequence[Callable[[], Any]]], *, estimates: dict[str, float], rounds: int, seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[dict[str, Times], dict[str, tuple[int, Any]]]:  # fmt: skip
     """Times of each, and of each the last result with the index of the call that gave it.
 
     Args:
@@ -54,6 +55,7 @@ def interleaved(
         estimates: name → about how long one call takes, in seconds.
         rounds: maximum number; every round runs all of them, starting with a different one.
         seconds: no new round is begun after that, except to reach `ROUNDS_AT_LEAST`.
+        clock: of the times of calls.
     """
     repeats = {name: max(1, int(SHORTEST / max(estimates[name], 1e-7))) for name in calls}
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -69,10 +71,10 @@ def interleaved(
                 index = done % len(calls[name])
                 call, again = calls[name][index], range(repeats[name])
                 last.pop(name, None)
-                start = time.perf_counter()
+                start = clock()
                 for _ in again:
                     result = call()
-                times[name].append((time.perf_counter() - start) / len(again))
+                times[name].append((clock() - start) / len(again))
                 last[name] = index, result
                 del result
             if done + 1 >= ROUNDS_AT_LEAST and time.perf_counter() - begun > seconds:
