@@ -473,9 +473,8 @@ class AttentionMap(Shown):
 
     def tensors(self) -> Learned:
         """The tensors of the map, with their graph if it is differentiable; internal."""
-        if self._learned is None:
-            return Learned(self.q, self.k, self.rule, self._lse)
-        return replace(self._learned, rule=replace(self.rule, scores=self._learned.rule.scores))
+        learned = self._learned or Learned(self.q, self.k, self.rule, self._lse)
+        return replace(learned, rule=replace(self.rule, scores=learned.rule.scores))
 
     def with_exact(self) -> Learned:
         """`tensors` with the exact log-sum-exp; internal."""
