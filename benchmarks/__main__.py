@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--patience", type=float, help="seconds; who takes longer for one call is left out (each case has its own)")
     add("--threads", type=int, help="threads for PyTorch and the kernels")
     add("--check-auto", action="store_true", help='only whether "auto" is within 10 %% of the fastest kernel; 1 if not')
-    add("--least", action="store_true", help="the least time of the rounds, for a machine that does other work too")
+    add("--least", action="store_true", help="the least time of the rounds, of one thread its CPU time")
     add("--no-memory", action="store_true", help="time only")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured")
     add("--plot", type=Path, metavar="FILE.png", help="also measure against n, and draw time and memory")

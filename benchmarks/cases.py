@@ -39,6 +39,7 @@ class Case:
             in the time that is taken, but for "plain", which has floats.
         statistics: what the kernels measure besides the output, and with `backward` have gradients of.
         pooled: also a pooled map of this size.
+        teacher: the kernels compute, instead, the KL of each query from another map, and its gradients by q and k.
         peers: who takes part besides the kernels.
         goals: none if there is nothing yet to hold it to.
         timed: False where only the memory is of interest.
@@ -57,6 +58,7 @@ class Case:
     stored: str = ""
     statistics: tuple[str, ...] = ()
     pooled: int = 0
+    teacher: bool = False
     backward: bool = False
     peers: tuple[str, ...] = ("sdpa",)
     goals: tuple[Goal, ...] = ()
@@ -131,6 +133,7 @@ TRAIN = {"float32": (Goal(0.60),), "bfloat16": (Goal(0.45),)}
 EIGHT = (Goal(0.6, "plain"), Goal(0.1, "restored"))
 DECODE = {"float32": (Goal(0.2), Goal(0.45, "rewrite")), "bfloat16": (Goal(0.04), Goal(0.45, "rewrite"))}
 SIX_GOALS = (Goal(0.05, "eager_statistics"),)
+KL_GOALS = (Goal(1.8, "plain"),)
 LOSS_GOALS = {"float32": (Goal(1.10, "plain"),), "bfloat16": (Goal(1.15, "plain"),)}
 # What the statistics add to the same call without them.
 ADDED = {"rows": (Goal(1.06, "plain"),), "keys": (Goal(1.12, "plain"),), "small": (Goal(1.15, "plain"),), "tiny": ()}
@@ -182,7 +185,11 @@ def _cases() -> list[Case]:
             f"losses-2048-{mask}-{SHORT[dtype]}", "losses", at, limit, dtype, mask, statistics=LOSSES, backward=True,
             peers=("plain",), goals=LOSS_GOALS[dtype],
         )  # fmt: skip
-        cases.append(case)
+        of_two = replace(
+            case, name=f"losses-kl-2048-{mask}-{SHORT[dtype]}", limit="nine products, of which q·k is five",
+            statistics=(), teacher=True, goals=KL_GOALS,
+        )  # fmt: skip
+        cases += [case, of_two]
     eager = ("eager_statistics",)
     at, goals = (1, 2, 4096, 64), (Goal(0.1, *eager),)
     cases.append(replace(case, name="losses-4096-causal-fp32", size=at, dtype="float32", peers=eager, goals=goals))
@@ -213,6 +220,8 @@ def _cases() -> list[Case]:
         replace(room, name="memory-32768-statistics", statistics=ROWS),
         replace(room, name="memory-32768-window", mask="window", peers=()),
     ]
+    at = (1, 4, 16_384, 64)
+    cases.append(replace(room, name="losses-16384-memory", size=at, statistics=LOSSES, backward=True, peers=("plain",)))
     return cases
 
 

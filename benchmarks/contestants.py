@@ -25,7 +25,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Contestant:
-    """`call()` is what is timed; `named(result)` gives its tensors names: out, dq, dk, dv, pooled, statistics."""
+    """`call()` is what is timed; `named(result)` gives its tensors names: out, dq, dk, dv, pooled, statistics, kl."""
 
     call: Callable[[], Any]
     named: Callable[[Any], dict[str, Tensor]]
@@ -33,6 +33,8 @@ class Contestant:
 
 def build(name: str, case: Case, inputs: Inputs) -> Contestant:
     """The peer or kernel of that name, ready to be called."""
+    if case.teacher and name not in PEERS:
+        return _divergence(name, case, inputs)
     with torch.no_grad():
         forward = PEERS[name](case, inputs) if name in PEERS else _kernel(name, case, inputs)
     return _with_backward(forward, case, inputs) if case.backward else forward
@@ -64,6 +66,32 @@ def _kernel(name: str, case: Case, inputs: Inputs) -> Contestant:
     def named(result: Any) -> dict[str, Tensor]:
         out, measured, pooled = result
         return {"out": out, **(measured or {}), **({} if pooled is None else {"pooled": pooled})}
+
+    return Contestant(_skipping(run), named)
+
+
+def _divergence(name: str, case: Case, inputs: Inputs) -> Contestant:
+    """The KL from the map of queries and keys that are drawn as the values and the output's gradient are."""
+    (q, k, v), other = inputs.leaves, inputs.d_out
+    assert other is not None
+    options = {"mask": mask(case), "kernel": name, "return_map": True}
+
+    def maps() -> tuple[Tensor, Any, Any]:
+        with torch.no_grad():
+            _, teacher = hw.attend(other, v, v, **options)
+        with torch.enable_grad():
+            out, student = hw.attend(q, k, v, differentiable=True, **options)
+        return out.detach(), student, teacher
+
+    out, student, teacher = _skipping(maps)()
+
+    def run() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            kl = student.kl(teacher)
+            return kl.detach(), *torch.autograd.grad(kl.sum(), (q, k))
+
+    def named(result: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        return {"out": out, **dict(zip(("kl", "dq of kl", "dk of kl"), result, strict=True))}
 
     return Contestant(_skipping(run), named)
 

@@ -24,8 +24,8 @@ ONCE_FROM = 10.0  # seconds a call; from there on the first call is the measurem
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the command line. `least`: report the least time of the rounds, not the median. `only` and
-    `chosen` name peers and kernels; empty: all."""
+    """The options of the command line. `least`: report the least time of the rounds, not the median; with one thread,
+    of CPU time. `only` and `chosen` name peers and kernels; empty: all."""
 
     rounds: int = 25
     seconds: float = 10.0
@@ -166,6 +166,7 @@ def _time(case: Case, entries: dict[str, _Entry], settings: Settings) -> dict[st
         estimates={name: entry.first for name, entry in quick.items()},
         rounds=settings.rounds,
         seconds=settings.seconds,
+        clock=time.process_time if settings.least and torch.get_num_threads() == 1 else time.perf_counter,
     )
     for name, (index, result) in last.items():
         entry = quick[name]

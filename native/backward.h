@@ -45,7 +45,6 @@ template <typename T> struct Backward {
     Ahead ahead;
     float *keys_for_scores, *values_for_scores, *keys, *grad_keys, *grad_values;
     float *queries, *query_panels, *grads, *grad_panels, *scores, *slopes, *bend;
-    float* masses;  // what these add to the gradient of a row's weights
     float *slope_words, *turned;  // if converted
     Learned::Block learned;
     bool rows_broken[GRAD_ROWS];
@@ -80,7 +79,6 @@ template <typename T> struct Backward {
     m->slope_words = arena.take<float>(CONVERTED ? GRAD_ROWS * KEY_WORDS : 0);
     m->turned = arena.take<float>(CONVERTED ? GRAD_KEYS * ROW_WORDS : 0);
     m->bend = arena.take<float>(call.rule.soft_cap > 0 ? GRAD_KEYS : 0);
-    m->masses = arena.take<float>(call.mass_count ? GRAD_KEYS : 0);
     learned.lay_out(arena, m->learned);
     return arena.next - memory;
   }
@@ -296,15 +294,12 @@ template <typename T> struct Backward {
     const int64_t at = (batch * call.h + head) * call.n + query + r;
     const LogSum lse(call.lse[at]);
     const bool broken = lse.most != lse.most;  // all weights are NaN, but those of masked keys 0
-    // Of statistics (headwise.h).
-    const bool joint = call.shift, by_key = joint && masses(batch, at, s, m.masses);
+    const bool joint = call.shift;
     const float delta = values_only ? 0.0f : call.delta[at] + (joint ? call.shift[at] : 0.0f);
-    const float by_halvings = joint && call.logs ? call.logs[at] * (float)LN2 : 0.0f;  // logits are in units of ln 2
-    const float distance = joint && call.distance ? call.distance[at] : 0.0f;
-    Floats ahead = (float)(s.position - from - first) - ramp();
     const float keep = 1.0f / (1.0f - call.dropout);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
+    if (joint) join(batch, at, s, factor, lse, dropout, keep, slopes);
     for (int64_t i = first; i < last; i += W) {
       const Floats logits = load(scores + i);
       Floats p = weight_of(logits * factor, lse);
@@ -313,12 +308,7 @@ template <typename T> struct Backward {
       if (dropout.threshold) {
         const Ints stays = noise(dropout.seed, from + i) >= dropout.threshold;
         kept = choose(stays, p * keep, all(0.0f));
-        slope = choose(stays, slope * keep, all(0.0f));
-      }
-      if (joint) {
-        slope += by_halvings * smaller(all(0.0f), logits * factor - lse.most - lse.rest) + distance * magnitude(ahead);
-        ahead -= (float)W;
-        if (by_key) slope += load(m.masses + i);
+        if (!joint) slope = choose(stays, slope * keep, all(0.0f));
       }
       // A weight of 0 has gradient 0, even if the value's gradient is not finite.
       const Ints nothing = p == 0.0f;
@@ -331,29 +321,35 @@ template <typename T> struct Backward {
     if (learned.wanted()) learned.row(batch, head, query + r, r, chunk, from, first, last, m.learned);
   }
 
-  // What masses add to the gradient of a row's weights, for the keys of a stretch, to `grad`. Returns whether there is anything.
-  bool masses(int64_t batch, int64_t at, const Stretch& s, float* grad) const {
-    bool found = false;
-    const auto begin = [&]() {
-      if (!found) __builtin_memset(grad + s.from, 0, (size_t)(s.to - s.from) * 4);
-      found = true;
-    };
+  // dP of a stretch, from that of the weights that dropout keeps, and what statistics of rows add to it (headwise.h). Apart from
+  // the weights: in one loop, the chain of each exponential would keep these operations waiting.
+  __attribute__((noinline)) void join(int64_t batch, int64_t at, const Stretch& s, float factor, const LogSum& lse,
+                                      Dropout dropout, float keep, float* slopes) const {
+    const float* logits = s.logits;
+    const float by_halvings = call.logs ? call.logs[at] * (float)LN2 : 0.0f;  // logits are in units of ln 2
+    const float distance = call.distance ? call.distance[at] : 0.0f;
+    const LogSum base = lse;  // a copy, which no store below changes
+    Floats ahead = (float)(s.position - s.key - s.from) - ramp();
+    for (int64_t i = s.from; i < s.to; i += W, ahead -= (float)W) {
+      Floats slope = load(slopes + i);
+      if (dropout.threshold)
+        slope = choose(noise(dropout.seed, s.key + i) >= dropout.threshold, slope * keep, all(0.0f));
+      slope += by_halvings * smaller(all(0.0f), load(logits + i) * factor - base.most - base.rest);
+      store(slopes + i, slope + distance * magnitude(ahead));
+    }
     for (int f = 0; f < call.mass_count; f++) {
       const headwise_mass_gradient& mass = call.masses[f];
       const float by = mass.factor[at];
       if (mass.keys.data) {
-        begin();
-        const float* keys = (const float*)mass.keys.data + batch * mass.keys.batch + s.key;
+        const float* keys = of_batch<float>(mass.keys, batch) + s.key;
         for (int64_t i = s.from; i < s.to; i += W)
-          store(grad + i, load(grad + i) + by * read(keys + i, call.m - s.key - i));
+          store(slopes + i, load(slopes + i) + by * read(keys + i, call.m - s.key - i));
         continue;
       }
       const int64_t zero = (mass.relative ? s.position : 0) - s.key;
       const int64_t start = most(s.from, zero + mass.start), stop = least(s.to, zero + mass.stop);
-      if (start < stop) begin();
-      for (int64_t i = start; i < stop; i++) grad[i] += by;
+      for (int64_t i = start; i < stop; i++) slopes[i] += by;
     }
-    return found;
   }
 
   void add_queries(int) {

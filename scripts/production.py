@@ -26,7 +26,7 @@ import headwise as hw
 
 LENGTH, WINDOWS = 256, 8  # tokens of a window, and windows that the loss is computed on
 LENGTHS = ((1, 7), (2, 33), (3, 64))  # batch and tokens that exported models are run with
-MOST = 1e-5  # difference of logits
+MOST = 1e-4  # difference of logits, which are some tens
 
 # What a server does that knows nothing of headwise: logits of the ids, and what greedy decoding writes.
 SERVER = """

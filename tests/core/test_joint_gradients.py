@@ -53,7 +53,7 @@ def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a measure has a backward pass of its own")
 
-    monkeypatch.setattr(of_tiles, "_pull_back", refuse)
+    monkeypatch.setattr(of_tiles.Shares, "pull_back", refuse)
 
 
 def check(
@@ -144,3 +144,46 @@ def test_scores(kernel: str, dtype: torch.dtype, score: str) -> None:
     if (kernel, score) == ("cpu", "two biases"):
         pytest.skip("the kernel refuses their sum")
     check(kernel, MASKS["nothing for some"](B, N, M), score, dtype)
+
+
+@pytest.mark.usefixtures("no_tiles")
+@pytest.mark.parametrize("kernel", ["torch_blocks", "cpu"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
+def test_half_precision(kernel: str, dtype: torch.dtype, bound: float) -> None:
+    check(kernel, MASKS["documents"](B, N, M), "", dtype, bound)
+
+
+def outputs(kernel: str, given: list[Tensor], **options: object) -> list[Tensor]:
+    """The output and the values of MEASURES of each head, with the same dropout each time."""
+    torch.manual_seed(0)
+    options |= {"return_map": True, "measures": MEASURES, "differentiable": True, "kernel": kernel}
+    out, amap = attend(*given, mask=Causal(), **options)  # type: ignore[call-overload]
+    return [out, *(amap.measured[name] for name in amap.measured)]
+
+
+@pytest.mark.usefixtures("no_tiles")
+@pytest.mark.parametrize("kernel", ["torch_blocks", "cpu"])
+def test_statistics_are_of_the_weights_before_dropout(kernel: str) -> None:
+    """So the gradient is that of the output with dropout, and that of statistics without it."""
+    given = leaves(*qkv())
+    out, *found = outputs(kernel, given, dropout_p=0.4)
+    _, *whole = outputs(kernel, given)
+    torch.manual_seed(0)
+    alone = attend(*given, mask=Causal(), dropout_p=0.4, kernel=kernel)
+    assert float((alone == out).float().mean()) == 1.0
+    expected = (alone * weights_for(out)).sum() + sum((x * weights_for(x)).sum() for x in whole)
+    loss = (out * weights_for(out)).sum() + sum((x * weights_for(x)).sum() for x in found)
+    assert_alike(gradients(loss, given), gradients(expected, given), 2e-6)
+
+
+@pytest.mark.usefixtures("no_tiles")
+@pytest.mark.parametrize("kernel", ["torch_blocks", "cpu"])
+def test_a_batch_of_gradients(kernel: str) -> None:
+    given = leaves(*qkv())
+    found = outputs(kernel, given)
+    grads = [torch.stack([weights_for(x), weights_for(x).roll(1, 1), torch.zeros_like(x)]) for x in found]
+    batched = torch.autograd.grad(found, given, grads, retain_graph=True, is_grads_batched=True)
+    for at in range(3):
+        alone = torch.autograd.grad(found, given, [g[at] for g in grads], retain_graph=True)
+        for x, expected in zip(batched, alone, strict=True):
+            torch.testing.assert_close(x[at], expected, rtol=0, atol=0)

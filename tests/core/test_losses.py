@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 from samples import MASKS, qkv
-from test_map_gradients import assert_alike, gradients, leaves, stored
+from test_map_gradients import assert_alike, gradients, leaves, stored, weights_for
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise import MultiHeadAttention, losses, watch
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.map import AttentionMap
+from headwise.map import AttentionMap, gradients as of_tiles, pairs
 from headwise.map.attention import attend
 from headwise.masks import Causal, Lengths, Window
-from headwise.scores import SinkLogits
+from headwise.scores import ALiBi, Bias, SinkLogits
 
 GROUPS: list[int | list[int]] = [0, [0, 1], 2, 3, [1, 2, 3], 3]
 N, M = 37, 53
@@ -112,6 +112,53 @@ def test_gradients_reach_the_other_map_alone() -> None:
         assert getattr(student, kind)(teacher).requires_grad
 
 
+@pytest.fixture
+def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading two maps tile by tile is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("two maps are read tile by tile")
+
+    monkeypatch.setattr(pairs, "row_values", refuse)
+    monkeypatch.setattr(of_tiles.Shares, "pull_back", refuse)
+
+
+@pytest.mark.usefixtures("no_tiles")
+@pytest.mark.parametrize("kernel", ["torch_blocks", "cpu"])
+@pytest.mark.parametrize("mask", ["everything", "causal", "nothing for some", "dense"])
+@pytest.mark.parametrize("kind", ["kl", "cross_entropy"])
+def test_a_constant_teacher_takes_products_alone(kind: str, mask: str, kernel: str) -> None:
+    """It differs in head size, scores and the number of KV heads."""
+    (q, k, _), (q2, k2, _) = qkv(), qkv(h_kv=2, d=5, seed=3)
+    rule, score = MASKS[mask](2, N, M), ALiBi.standard(6)
+    mine, theirs = leaves(q, k), leaves(q.double(), k.double())
+    _, teacher = attend(q2, k2, k2, mask=rule, score=score, return_map=True, kernel=kernel)
+    got = getattr(mapped(*mine, mask=rule, kernel=kernel), kind)(teacher)
+    p, t = stored(*theirs, rule)["p"], stored(q2, k2, rule, (score,))["p"]
+    expected = of_kind(kind, p, t)
+    torch.testing.assert_close(got.double(), expected, rtol=2e-6, atol=2e-6)
+    w = weights_for(got)
+    found = gradients((got * w).sum(), mine)
+    assert_alike(found, gradients((expected * w).sum(), theirs), 2e-6, mask)
+    half = torch.autograd.grad(got, mine, torch.stack((w / 2, w)), retain_graph=True, is_grads_batched=True)
+    assert all(torch.equal(x[1], one) for x, one in zip(half, found, strict=True))
+    with torch.no_grad():
+        torch.testing.assert_close(getattr(mapped(q, k, mask=rule, kernel=kernel), kind)(teacher), got.detach())
+
+
+def test_a_kernel_without_products_leaves_two_maps_to_tiles() -> None:
+    q, k, _ = qkv()
+    values = []
+    for kernel in ("torch_fused", "torch_blocks"):
+        mine = leaves(q, k)
+        _, student = attend(*mine, mine[1], return_map=True, differentiable=True, kernel=kernel)
+        _, teacher = attend(q.flip(2), k, k, return_map=True, kernel=kernel)
+        loss = student.cross_entropy(teacher)
+        values.append([loss, *gradients(loss.sum(), mine)])
+    for one, other in zip(*values, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
+
+
 def test_what_is_fully_masked_does_not_count() -> None:
     q, k, _ = qkv()
     half = mapped(q, k, mask=Lengths(torch.tensor([M, 0])))
@@ -157,6 +204,9 @@ def test_targets_and_maps_that_do_not_fit_are_refused() -> None:
         student.kl(mapped(q, k, mask=MASKS["everything"](2, N, M)))
     with pytest.raises(ConfigError, match="sums to 0"):
         student.kl(mapped(q, k, mask=MASKS["nothing for some"](2, N, M) & Causal()))
+    blank = Bias(torch.where(torch.arange(N) == 4, -torch.inf, 0.0)[None, None, :, None])
+    with pytest.raises(ConfigError, match=r"kl: the target of query 4 .* sums to 0"):
+        student.kl(attend(q, k, k, mask=Causal(), score=blank, return_map=True)[1])
     few = mapped(q[:, :3], k)
     with pytest.raises(ConfigError, match="the maps have 6 and 3 heads; give heads="):
         student.kl(few)

@@ -34,15 +34,13 @@ class Reference:
         return "it does not support dropout" if call.dropout_p > 0 else None
 
     def run(self, call: Call) -> Result:
-        allowed = _allowed(call.rule, call.q.device)
-        scores, terms = _scores(call.q, call.k, call.rule)
-        weights, lse = dense_weights(scores, allowed, terms.sinks)
+        weights, lse, allowed = weights_of(call)
         v = of_heads(call.v.double(), call.q.shape[1])  # [b, h, m, d_v]
         # A masked key does not affect a query's output, even if its value is NaN.
         clean = v.nan_to_num(0.0, 0.0, 0.0)
         poisoned = torch.matmul(allowed.double(), (~torch.isfinite(v)).double()) > 0
         out = torch.matmul(weights, clean).masked_fill(poisoned, torch.nan)
-        return Result(out.to(call.q.dtype), lse.detach().to(torch.promote_types(call.q.dtype, torch.float32)))
+        return Result(out.to(call.q.dtype), lse.to(torch.promote_types(call.q.dtype, torch.float32)))
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -145,6 +143,14 @@ def _scores(q: Tensor, k: Tensor, rule: Rule) -> tuple[Tensor, Terms]:
     """Scores in float64 before the mask, [b, h, n, m], and the rule's terms."""
     terms = rule.terms(q.double())
     return dense_scores(q.double(), k.double(), rule.scale, terms), terms
+
+
+def weights_of(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [b, h, n, m] and log-sum-exp [b, h, n] in float64, and the boolean mask [b or 1, h or 1, n, m]."""
+    allowed = _allowed(call.rule, call.q.device)
+    scores, terms = _scores(call.q, call.k, call.rule)
+    weights, lse = dense_weights(scores, allowed, terms.sinks)
+    return weights, lse.detach(), allowed
 
 
 def dense_scores(q: Tensor, k: Tensor, scale: float, terms: Terms) -> Tensor:

@@ -471,15 +471,18 @@ class AttentionMap(Shown):
         learned = self.with_exact()
         return attached(value, of, learned if head is None else learned.head(*head), operand=operand)
 
+    def tensors(self) -> Learned:
+        """The tensors of the map, with their graph if it is differentiable; internal."""
+        learned = self._learned or Learned(self.q, self.k, self.rule, self._lse)
+        return replace(learned, rule=replace(self.rule, scores=learned.rule.scores))
+
     def with_exact(self) -> Learned:
-        """The tensors of the map, with their graph if it is differentiable, and the exact log-sum-exp; internal."""
+        """`tensors` with the exact log-sum-exp; internal."""
         self._look()
         if self._exact is None:
             with torch.no_grad():
                 self._exact = TileReads().exact(self._matrix).lse
-        if self._learned is None:
-            return Learned(self.q, self.k, self.rule, self._exact)
-        return replace(self._learned, rule=replace(self.rule, scores=self._learned.rule.scores), lse=self._exact)
+        return replace(self.tensors(), lse=self._exact)
 
     def _look(self) -> None:
         """Check before the first read that the weights add up."""

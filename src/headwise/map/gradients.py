@@ -139,6 +139,42 @@ class Shares:
     def done(self) -> None:
         """End a backward pass; may raise."""
 
+    def pull_back(self, sides: "Sequence[Side]", grad: Tensor, operand: Tensor | None) -> None:
+        """Add to the gradients of all sides what `grad`, that of the read's result, contributes."""
+        blocks, sweep = _tiles(sides)
+        self.start(grad, operand, blocks, sweep)
+        for rows in blocks:
+            if not self.reaches(rows):
+                continue
+            i = slice(*rows)
+            of_lse = [torch.zeros_like(side.lse[:, :, i]) for side in sides]
+            of_sink = [torch.zeros_like(x) for x in of_lse]
+            direct = self.rows(rows, sides[0].lse[:, :, i], sweep)
+            if direct is not None:
+                of_lse[0] += direct
+            only: list[Share] | None = None  # of a block with one tile, which is not computed twice
+            for tiles in sweep(rows):
+                only = self.of(tiles)
+                for at, share in enumerate(only):
+                    if share.logs is not None:
+                        of_lse[at] -= share.logs.masked_fill(tiles[at].log_weights == -torch.inf, 0.0).sum(-1)
+                    if share.lse is not None:
+                        of_lse[at] += share.lse
+                    if share.sink is not None:
+                        of_sink[at] += share.sink
+            for at, side in enumerate(sides):
+                if side.learns and side.terms.sinks is not None:
+                    of_sink[at] *= sink_weight(side.terms.sinks, side.lse[:, :, i])  # the weight is exp(sink − lse)
+                    of_lse[at] -= of_sink[at]
+                    side.add_sinks(rows, of_lse[at], of_sink[at])
+            for tiles in sweep(rows):
+                found = only if tiles[0].first and tiles[0].last and only is not None else self.of(tiles)
+                for at, (side, tile) in enumerate(zip(sides, tiles, strict=True)):
+                    if side.learns:
+                        side.add(tile, found[at].logs, of_lse[at])
+                self.add_operand(tiles[0])
+        self.done()
+
 
 def attached(value: Tensor, shares: Shares, *maps: Learned, operand: Tensor | None = None) -> Tensor:
     """`value`, computed from these maps, as a node of the graph whose backward pass is that of `shares`."""
@@ -178,11 +214,11 @@ class _Read(torch.autograd.Function):
             of_terms = needed[3 : 5 + biases]
             places.append([needed[0], needed[1], False, *of_terms, *[False] * held])
             own = rule.rule(relative, sinks, rest[:biases], rest[biases:])
-            sides.append(_Side(q, k, lse, own, of_terms, any(places[-1])))
+            sides.append(Side(q, k, lse, own, of_terms, any(places[-1])))
             del tensors[: 5 + biases + held], needed[: 5 + biases + held]
         shares = copy(ctx.shares)
         with own_dtypes(grad_out):
-            _pull_back(shares, sides, grad_out.to(sides[0].lse.dtype), operand)
+            shares.pull_back(sides, grad_out.to(sides[0].lse.dtype), operand)
         found: list[Tensor | None] = []
         for side, wanted in zip(sides, places, strict=True):
             given = side.finish()
@@ -191,7 +227,7 @@ class _Read(torch.autograd.Function):
         return None, None, None, None, None if own_grad is None else own_grad.to(operand.dtype), *found
 
 
-class _Side:
+class Side:
     """One map of a backward pass, and its gradients."""
 
     def __init__(
@@ -244,7 +280,7 @@ class _Side:
         return [self.dq.to(self.dtypes[0]), self.dk.to(self.dtypes[1]), None, *self.sums.finish()]
 
 
-def _tiles(sides: Sequence[_Side]) -> tuple[list[Span], Sweep]:
+def _tiles(sides: Sequence[Side]) -> tuple[list[Span], Sweep]:
     """Blocks of rows, and what yields the tiles of one: of each map, where one of them is not fully masked."""
 
     def sweep(rows: Span) -> Iterator[tuple[Leaf, ...]]:
@@ -266,7 +302,7 @@ def _tiles(sides: Sequence[_Side]) -> tuple[list[Span], Sweep]:
 def row_values(of: Any, maps: Sequence[Learned]) -> Tensor:
     """The value of a function of rows (see `RowFunctions`) over the tiles of some maps, [b, h, n]; its `check` sees
     what its partials add up to."""
-    sides = [_Side(one.q, one.k, one.lse, one.rule, ()) for one in maps]
+    sides = [Side(one.q, one.k, one.lse, one.rule, ()) for one in maps]
     blocks, sweep = _tiles(sides)
     found = torch.zeros_like(sides[0].lse)
     totals: Tensor | None = None
@@ -283,40 +319,3 @@ def row_values(of: Any, maps: Sequence[Learned]) -> Tensor:
     if totals is not None:
         of.check(totals, sides[0].lse)
     return found
-
-
-def _pull_back(shares: Shares, sides: Sequence[_Side], grad: Tensor, operand: Tensor | None) -> None:
-    """Add to the gradients of all sides what `grad`, that of a read's result, contributes."""
-    blocks, sweep = _tiles(sides)
-    shares.start(grad, operand, blocks, sweep)
-    for rows in blocks:
-        if not shares.reaches(rows):
-            continue
-        i = slice(*rows)
-        of_lse = [torch.zeros_like(side.lse[:, :, i]) for side in sides]
-        of_sink = [torch.zeros_like(x) for x in of_lse]
-        direct = shares.rows(rows, sides[0].lse[:, :, i], sweep)
-        if direct is not None:
-            of_lse[0] += direct
-        only: list[Share] | None = None  # of a block with one tile, which is not computed twice
-        for tiles in sweep(rows):
-            only = shares.of(tiles)
-            for at, share in enumerate(only):
-                if share.logs is not None:
-                    of_lse[at] -= share.logs.masked_fill(tiles[at].log_weights == -torch.inf, 0.0).sum(-1)
-                if share.lse is not None:
-                    of_lse[at] += share.lse
-                if share.sink is not None:
-                    of_sink[at] += share.sink
-        for at, side in enumerate(sides):
-            if side.learns and side.terms.sinks is not None:
-                of_sink[at] *= sink_weight(side.terms.sinks, side.lse[:, :, i])  # the weight is exp(sink − lse)
-                of_lse[at] -= of_sink[at]
-                side.add_sinks(rows, of_lse[at], of_sink[at])
-        for tiles in sweep(rows):
-            found = only if tiles[0].first and tiles[0].last and only is not None else shares.of(tiles)
-            for at, (side, tile) in enumerate(zip(sides, tiles, strict=True)):
-                if side.learns:
-                    side.add(tile, found[at].logs, of_lse[at])
-            shares.add_operand(tiles[0])
-    shares.done()

@@ -1,6 +1,7 @@
 """Two maps of the same queries and keys, row by row: KL and Jensen–Shannon divergence, and cross-entropy with targets.
 
 Both are read tile by tile, so that neither matrix is stored, and both may have gradients (`headwise.map.gradients`).
+Where only one has them and both have the same mask, kernels compute products with them instead.
 Each row is a distribution over the keys: what a learned sink takes of it is divided out.
 """
 
@@ -13,9 +14,13 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.map.gradients import Leaf, Learned, attached, row_values
+from headwise.kernels import KERNELS, candidates, read
+from headwise.kernels.graph import in_graph
+from headwise.kernels.reads import Matrix, Reads
+from headwise.map.gradients import Leaf, Learned, Shares, Side, attached, row_values
 from headwise.map.index import Method, reading
-from headwise.map.shares import RowFunctions
+from headwise.map.shares import RowFunctions, resolved
+from headwise.rule import without_masked_queries
 from headwise.rule.tiles import log_sums
 
 Heads = Sequence[int | Sequence[int]] | None  # for each head of a map, that of another, or those whose mean it is
@@ -206,6 +211,58 @@ def comparing(method: Method) -> Method:
     return cast(Method, wrapped)
 
 
+class Mixed(Shares):
+    """Of Σ_j t_ij ln p_ij, up to its sign and what is constant, for constant t: the derivative by the scores is p − t,
+    so the gradients are products with both maps, if the scores of p are products of q and k alone.
+
+    mixed: t @ k, [b, h, n, d]; kernels: those named in the calls of both maps.
+    """
+
+    def __init__(self, mixed: Tensor, kernels: Sequence[str]) -> None:
+        self.mixed, self.kernels = mixed, kernels
+
+    def pull_back(self, sides: Sequence[Side], grad: Tensor, operand: Tensor | None) -> None:
+        side = sides[0]
+        p, t = (Matrix.of_all_keys(one.q, one.k, one.lse, one.rule) for one in sides)
+        grad = (side.rule.scale * grad).masked_fill(side.lse == -torch.inf, 0.0)[..., None]
+        side.dq += grad * (read("times", p, side.k, kernel=self.kernels[0])[0] - self.mixed)
+        y = grad * without_masked_queries(side.q, side.lse)
+        dk, less = (read("transposed_times", x, y, kernel=of)[0] for x, of in zip((p, t), self.kernels, strict=True))
+        side.dk += (dk - less).unflatten(1, (side.k.shape[1], -1)).sum(2)
+
+
+def _by_products(kind: str, one: Any, teacher: Any) -> Tensor | None:
+    """`beside` for a constant teacher with the same keys in all rows: of its terms, only Σ_j t_ij S_ij depends on both
+    maps, and that is scale · q_i · (t @ k)_i. None where it is not, or float32 might not resolve the scores; and for
+    rows without a target, which `Divergence.check` names."""
+    graph, rule, other = torch.is_grad_enabled(), one.rule, teacher.rule
+    masks = rule.mask is other.mask or (rule.mask.value and rule.mask == other.mask)
+    if kind == "js" or in_graph() or rule.scores or rule.grid != other.grid or not masks:
+        return None
+    if (graph and teacher.differentiable) or other.terms(teacher.tensors().lse[..., :0]).sinks is not None:
+        return None
+    given, t = one.tensors(), teacher.detach()
+    if given.lse.dtype != t.lse.dtype or not all(resolved(x._matrix) and _has_products(x.named) for x in (one, t)):
+        return None
+    if bool(((t.lse == -torch.inf) & (given.lse != -torch.inf)).any()):
+        return None
+    with torch.no_grad():
+        k = one.k if one.k.shape[1] == t.k.shape[1] else one.k.repeat_interleave(one.shape[1] // one.k.shape[1], 1)
+        mixed = t @ k
+        value = given.lse - rule.scale * (one.q.double() * mixed).sum(-1)
+        if kind == "kl":
+            value -= t.measure("entropy", rows=True).rows["entropy"]
+        value = value.masked_fill_(given.lse == -torch.inf, 0.0).to(given.lse.dtype)
+    if not (graph and one.differentiable):
+        return value
+    return attached(value, Mixed(mixed, (one.named, t.named)), given, t.tensors())
+
+
+def _has_products(kernel: str) -> bool:
+    """Whether maps of calls with this kernel multiply from both sides."""
+    return any(type(KERNELS[name].reads).transposed_times is not Reads.transposed_times for name in candidates(kernel))
+
+
 def beside(one: Any, other: Any, kind: str, heads: Heads, renormalized: bool = False, empty: bool = False) -> Tensor:
     """The number of each row of a map and another map, or targets, [b, h, n]; with a graph if one has it."""
     if hasattr(other, "with_exact"):
@@ -215,6 +272,8 @@ def beside(one: Any, other: Any, kind: str, heads: Heads, renormalized: bool = F
                 f"{kind}: the other map has shape {theirs}; expected batch, queries and keys as of {one.shape}"
             )
         grouped = shares_of(heads, h, theirs[1], one.q.device)
+        if grouped is None and not renormalized and (found := _by_products(kind, one, other)) is not None:
+            return found
         of = Divergence(kind, grouped, renormalized=renormalized, empty=empty)
         maps = [among_keys(one.with_exact()), among_keys(other.with_exact())]
         if maps[0].lse.dtype != maps[1].lse.dtype:

@@ -350,6 +350,15 @@ class LearnedMeasurements(Measurements):
 LARGEST_JOINT = 24.0  # log-sum-exps in float32
 
 
+def resolved(of: Matrix) -> bool:
+    """Whether gradients may be computed from the log-sum-exp as it is, by kernels; of larger scores by tiles, in
+    float64."""
+    whole = of.whole
+    return whole is not None and (
+        of.lse.dtype == torch.float64 or (whole.lse_size <= LARGEST_JOINT and not whole.cancels)
+    )
+
+
 def joint_rows(
     wanted: Sequence[Measure], given: Mapping[Statistic, Tensor], lse: Tensor, of: Matrix
 ) -> dict[str, Tensor]:
@@ -357,8 +366,8 @@ def joint_rows(
     the call: their gradients are computed in its backward pass (`headwise.kernels.joint`). None of large scores, which
     tiles compute in float64."""
     found: dict[str, Tensor] = {}
-    rule, whole = of.rule, of.whole
-    if whole is None or (lse.dtype != torch.float64 and (whole.lse_size > LARGEST_JOINT or whole.cancels)):
+    rule = of.rule
+    if not resolved(of):
         return found
     statistics = {s: x for s, x in given.items() if x.requires_grad}
     sinks = rule.terms(lse[..., :0]).sinks is not None  # whose share of a row has a gradient too

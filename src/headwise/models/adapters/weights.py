@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from headwise.errors import ConfigError
 from headwise.kernels.call import Call
-from headwise.kernels.reference import dense_weights
+from headwise.kernels.reference import weights_of
 from headwise.map import AttentionMap
 from headwise.rule import Rule
 
@@ -367,7 +367,7 @@ class AttentionWeights(LazyTensor):
         if self._graph is not None:
             q, k, rule = self._graph
             with torch.enable_grad():
-                every = dense_weights(Call(q, k, k[..., :0], rule))[0]
+                every = weights_of(Call(q, k, k[..., :0], rule))[0]
                 return self._arranged(every.mean(1) if self.averaged else every)
         with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode have no version counter
             return self._arranged(self._read([slice(None)] * 4))

@@ -469,7 +469,7 @@ def _of_packed(kwargs: dict[str, Any], b: int, n: int, m: int) -> Mask:
     return Documents(torch.searchsorted(ends[1:].contiguous(), torch.arange(m, device=ends.device), right=True))
 
 
-def _attentions_wanted(kwargs: dict[str, Any]) -> bool:
+def _attentions_wanted(kwargs: Mapping[str, Any]) -> bool:
     """Whether the model's caller requested attentions: by an argument, or by transformers' outputs to capture."""
     if kwargs.get("output_attentions"):
         return True

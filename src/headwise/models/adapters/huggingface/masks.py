@@ -281,7 +281,7 @@ def _recorded(
     everything = function is theirs.bidirectional_mask_function
     if not everything and not (at_end and function is theirs.causal_mask_function):
         return RecordedMask(of_boolean(cells == 0), sizes, Position(at_end, m, kv_offset))
-    mask = None if everything else Causal()
+    mask: Mask | None = None if everything else Causal()
     if attention_mask is not None:
         real = theirs.prepare_padding_mask(attention_mask.bool(), m, kv_offset)[:, kv_offset : kv_offset + m]
         mask = both(mask, of_padding(real.expand(b, -1), n))
