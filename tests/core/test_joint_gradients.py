@@ -154,9 +154,9 @@ def test_half_precision(kernel: str, dtype: torch.dtype, bound: float) -> None:
 
 
 def outputs(kernel: str, given: list[Tensor], **options: object) -> list[Tensor]:
-    """The output and the values of MEASURES of each head, with the same dropout each time."""
+    """The output and the values of `measures_of` of each head, with the same dropout each time."""
     torch.manual_seed(0)
-    options |= {"return_map": True, "measures": MEASURES, "differentiable": True, "kernel": kernel}
+    options |= {"return_map": True, "measures": measures_of(M), "differentiable": True, "kernel": kernel}
     out, amap = attend(*given, mask=Causal(), **options)  # type: ignore[call-overload]
     return [out, *(amap.measured[name] for name in amap.measured)]
 
