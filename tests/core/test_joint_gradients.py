@@ -150,7 +150,7 @@ def test_scores(kernel: str, dtype: torch.dtype, score: str) -> None:
 @pytest.mark.parametrize("kernel", ["torch_blocks", "cpu"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
 def test_half_precision(kernel: str, dtype: torch.dtype, bound: float) -> None:
-    check(kernel, MASKS["documents"](B, N, M), "", dtype, bound)
+    check(kernel, MASKS["documents"](B, N, M), "", dtype, bound=bound)
 
 
 def outputs(kernel: str, given: list[Tensor], **options: object) -> list[Tensor]:

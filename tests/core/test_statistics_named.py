@@ -41,6 +41,7 @@ STRINGS_NAMED = {
     "analysis/head_roles/collect.py": "the roles of broad and of positional heads are defined by these measures",
     "analysis/linear.py": "the squared norm of a matrix is the sum of this measure's rows",
     "losses.py": "the losses on the entropy of rows are on this measure",
+    "map/pairs.py": "the divergence from a map is its cross-entropy less its entropy",
     "models/recognise/chains.py": "torch.logsumexp, which a model may call",
     "models/replace/deferred.py": "torch.logsumexp, which a model may call",
     "reports/findings.py": "a finding is about the number of keys that a head attends to",

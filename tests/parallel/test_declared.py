@@ -14,7 +14,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.fields import Array
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call, Result
-from headwise.kernels.reference import dense_weights
+from headwise.kernels.reference import weights_of
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Everything, Grid, Span
 from headwise.parallel.layout import Rows, Way
@@ -42,7 +42,7 @@ class Tells(TorchBlocks):
     name = "tells"
 
     def run(self, call: Call) -> Result:
-        weights, _, _ = dense_weights(call)
+        weights, _, _ = weights_of(call)
         found: dict[Statistic, Tensor] = {}
         for statistic in call.statistics:
             assert isinstance(statistic, Own)
@@ -75,7 +75,7 @@ def test_a_statistic_is_joined_as_it_declares(join: Join, sinks: bool, monkeypat
     score = (SinkLogits([0.3, 2.0, -1.0, 30.0]),) if sinks else ()
     rule = Rule(hw.Causal(), D**-0.5, Grid(B, H, N, M), score)
     wanted = Own(join)
-    whole = FORMULAS[join](dense_weights(Call(q.double(), k, v, rule))[0])
+    whole = FORMULAS[join](weights_of(Call(q.double(), k, v, rule))[0])
     for rows in ROWS:
         found = met(q, k, v, Way(rule, "tells", statistics=(wanted,)), rows)
         close("statistic", found.found[wanted], whole[:, :, rows.start : rows.stop], 1e-5)
