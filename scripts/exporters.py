@@ -228,9 +228,9 @@ def row(name: str, columns: Iterable[str]) -> list[str]:
 
 
 def reason(error: Exception) -> str:
-    """The first line of an error that says something."""
+    """The first sentence of an error that says something."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip() and "TORCH_LOGS" not in line]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200].replace("|", "\\|")
+    return f"{type(error).__name__}: {lines[0].partition('. ')[0] if lines else ''}"[:200].replace("|", "\\|")
 
 
 def table(names: Iterable[str], columns: list[str]) -> str:
