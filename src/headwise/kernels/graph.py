@@ -23,7 +23,6 @@ from headwise import fields
 from headwise.errors import KernelError
 from headwise.kernels import KERNELS, events, named, operators, run
 from headwise.kernels.call import Call, traced
-from headwise.kernels.decomposed import attend as by_operators
 from headwise.kernels.gradients import ONCE, REMEDY, PassBack, complete, each_entry, entry, once_only, stacked
 from headwise.kernels.second import OfBackward, OfForward
 from headwise.kernels.spread import check_local
@@ -209,6 +208,8 @@ def decomposed(
     # Only there has the operator kernels in Python for the devices.
     if torch._C.DispatchKey.CPU not in torch.ops.headwise.attend.default.py_kernels:
         return NotImplemented
+    from headwise.kernels.decomposed import attend as by_operators
+
     q, k, v, *rest = tensors
     terms = Terms(q.shape[2], soft_cap, relative, tuple(rest[:count]), sinks, split)
     out, lse = by_operators(q, k, v, read(mask, rest[count:]), scale, terms, dropout_p)
