@@ -350,6 +350,10 @@ def test_a_budget_is_written_and_obeyed(headwise, model_folder, text, tmp_path):
     far = headwise("write", "--model", model_folder, "--budget", out, "--prompt", "武", "--length", 24)
     assert far.code == 2
     assert "length=24" in far.err
+    out.write_text(out.read_text("utf-8").replace('"model": ""', '"model": "LlamaForCausalLM"'), "utf-8")
+    other = headwise("write", "--model", model_folder, "--budget", out, "--prompt", "武", "--length", 9)
+    assert other.code == 2
+    assert "was made for a LlamaForCausalLM" in other.err
     assert "--sinks 0" in far.err
 
 

@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import headwise as hw
-from headwise.masks import Grid, Mask, State
+from headwise.masks import Dense, Grid, Mask, State
+from headwise.masks.given import shortest
 
 
 class EvenKeys(Mask):
@@ -119,3 +120,8 @@ def test_a_mask_in_a_tree_stays_the_same_object() -> None:
     assert one == pytree.tree_flatten(hw.Window(3))[1] != pytree.tree_flatten(hw.Window(4))[1]
     again = pytree.treespec_loads(pytree.treespec_dumps(pytree.tree_flatten(hw.Causal() & hw.Window(3, 1))[1]))
     assert pytree.tree_unflatten([], again) == hw.Causal() & hw.Window(3, 1)
+
+
+def test_a_padding_mask_for_no_queries_is_as_it_is() -> None:
+    mask = Dense(torch.tensor([True, False, True])[None, None, None].expand(2, 1, 0, -1))
+    assert shortest(mask) == mask

@@ -358,3 +358,17 @@ def test_checkpointing_trains_alike() -> None:
     expected = gradients(loss(q, k), [q, k])
     again: Any = checkpoint(loss, q, k, use_reentrant=False)
     torch.testing.assert_close(list(torch.autograd.grad(again, [q, k])), expected)
+
+
+@pytest.mark.parametrize("changed", ["student", "teacher"])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_divergence_of_a_map_whose_inputs_were_changed_unseen_is_an_error(changed: str, differentiable: bool) -> None:
+    q, k, v = qkv(1, 2, 2, 32, 32, 8, 8)
+    other, *_ = qkv(1, 2, 2, 32, 32, 8, 8, seed=1)
+    q.requires_grad_(differentiable)
+    student = attend(q, k, v, mask=Causal(), return_map=True, differentiable=differentiable)[1]
+    teacher = attend(other, k.clone(), v, mask=Causal(), return_map=True)[1]
+    (q if changed == "student" else other).data.mul_(1.5)  # the version counter does not count it
+    for compared in (student.kl, student.cross_entropy):
+        with pytest.raises(ConfigError, match="cannot be read any more"):
+            compared(teacher)

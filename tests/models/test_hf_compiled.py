@@ -218,3 +218,25 @@ def test_an_attached_model_is_exported_for_any_batch_and_length(kind, padded, st
         for b, n in ((2, 5), (3, 7), (1, 11)):
             given = batch(b, n, padded)
             torch.testing.assert_close(program(**given), Run()(**given))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_program_that_is_exported_under_observers_has_none(strict):
+    model, seen = model_of("Llama").eval(), []
+
+    class Run(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids):
+            return self.model(input_ids=ids, use_cache=False)[0]
+
+    ids = batch(2, 5, None)["input_ids"]
+    with hw.attach(model), torch.no_grad(), hw.models.observe(seen.append, model=model, measures=["entropy"]):
+        program = export(Run(), (ids,), strict=strict)
+        assert seen == []
+        operators = {str(node.target) for node in program.graph.nodes if "headwise" in str(node.target)}
+        assert operators == {"headwise.attend.default"}
+        torch.testing.assert_close(program.module()(ids), Run()(ids))

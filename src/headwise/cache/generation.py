@@ -128,8 +128,10 @@ class GenerationLayer:
             )
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens."""
-        self.cache.crop(self.cache.seen - abs(tokens_to_remove))
+        """Remove −tokens_to_remove tokens at the end."""
+        if tokens_to_remove > 0:  # a length in older versions of transformers
+            raise ConfigError(f"crop({tokens_to_remove}): expected the negative number of tokens to remove")
+        self.cache.crop(self.cache.seen + tokens_to_remove)
 
     def reset(self) -> None:
         """Hold no tokens."""
@@ -222,6 +224,8 @@ def for_transformers(model: Any, budget: Any = None, *, stored: str | None = Non
             f"for_transformers(model): expected a model of transformers or its configuration, got "
             f"{type(model).__name__}"
         )
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(f"for_transformers(model): {config.model_type} has an encoder; supported are decoders alone")
     plain = theirs.DynamicCache(config=config).layers
     if other := sorted({type(one).__name__ for one in plain} - {*LAYERS}):
         raise ConfigError(

@@ -52,5 +52,5 @@ def attend(
 def _allowed(mask: Mask, grid: Grid, device: torch.device) -> Tensor:
     """Boolean [b or 1, h or 1, n, m]."""
     i, j = torch.arange(grid.n, device=device), torch.arange(grid.m, device=device)
-    parts = [one.allowed(i, j, grid) if one.boolean is None else one.boolean for one in conjuncts(mask)]
+    parts = [one.allowed(i, j, grid) if one.boolean is None else one.boolean.to(device) for one in conjuncts(mask)]
     return reduce(torch.logical_and, parts)

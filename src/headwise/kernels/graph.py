@@ -211,7 +211,8 @@ def decomposed(
     from headwise.kernels.decomposed import attend as by_operators
 
     q, k, v, *rest = tensors
-    terms = Terms(q.shape[2], soft_cap, relative, tuple(rest[:count]), sinks, split)
+    biases = tuple(bias.to(q.device) for bias in rest[:count])
+    terms = Terms(q.shape[2], soft_cap, relative, biases, sinks, split)
     out, lse = by_operators(q, k, v, read(mask, rest[count:]), scale, terms, dropout_p)
     return out, lse, torch.full((), list(KERNELS).index("torch_blocks"), device="cpu")
 

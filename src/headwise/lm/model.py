@@ -440,6 +440,10 @@ def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
     context = decoder.config.context
     if budget is None:
         return decoder.new_caches(context)
+    if budget.model:
+        raise ConfigError(
+            "budget: was made for a {model}; hw.cache.for_transformers makes caches of it", model=budget.model
+        )
     expected, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if expected != has:
         raise ConfigError(

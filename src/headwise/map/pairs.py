@@ -246,6 +246,7 @@ def _by_products(kind: str, one: Any, teacher: Any) -> Tensor | None:
         return None
     if bool(((t.lse == -torch.inf) & (given.lse != -torch.inf)).any()):
         return None
+    one._look()
     with torch.no_grad():
         k = one.k if one.k.shape[1] == t.k.shape[1] else one.k.repeat_interleave(one.shape[1] // one.k.shape[1], 1)
         mixed = t @ k

@@ -257,6 +257,8 @@ def shortest(mask: Mask) -> Mask:
 
 def _shortest(given: Dense) -> Mask | None:
     cells = given.mask
+    if cells.shape[2] == 0:
+        return given
     return shortest_padding(cells[:, 0, 0], cells.shape[2]) if given.padding else shortest_boolean(cells)
 
 

@@ -129,14 +129,15 @@ def attended(
     """`attend_to` for a module of another library, published. Names of cross attention overrule to_itself, at_end
     (queries are the last keys' tokens; as to_itself if None) and unplaced. extra: first keys that are no tokens."""
     recorded = torch.compiler.is_dynamo_compiling() and events.subscribers and can_publish_recorded()
-    if recorded and compute is attend_to and not return_map:
+    exporting = torch.compiler.is_exporting()  # programs are for processes without these subscribers
+    if recorded and not exporting and compute is attend_to and not return_map:
         facts = [to_itself, -1 if at_end is None else at_end, unplaced, unstarted, extra]
         if (out := _recorded(module, q, k, v, facts, **options)) is not None:
             return out, None
     compute = partial(compute, q, k, v, **options)
     if extra:
         compute = partial(_beside_extra_keys, extra, compute)
-    if not events.subscribed(module):
+    if (recorded and exporting) or not events.subscribed(module):
         if not in_graph():
             events.unproven.discard(module)
         return compute(return_map=return_map)
@@ -252,7 +253,7 @@ def published(
         compute = partial(_edited, edits, type(module).__name__, compute)
     if receivers := [partial(one.on_delta, one.name(module), numbers) for one in seen_by if one.on_delta is not None]:
         changes["on_delta"] = lambda delta: [receiver(delta) for receiver in receivers]
-    calls = [one for one in seen_by if one.on_call is not None]
+    calls = [one for one in seen_by if one.on_call is not None and not torch.compiler.is_exporting()]
     with events.within(**changes):
         if not calls or (measures and not return_map):  # the latter raises
             return compute(return_map=return_map, measures=measures)

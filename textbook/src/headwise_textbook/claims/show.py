@@ -21,6 +21,7 @@ from html import escape
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from rich.console import Console
@@ -370,7 +371,8 @@ def repository() -> str | None:
         return None
     urls = {name.strip().lower(): url.strip() for name, _, url in (line.partition(",") for line in given)}
     found = next((urls[name] for name in ("repository", "source", "source code", "homepage") if name in urls), "")
-    return found.rstrip("/") if found.startswith("https://") else None
+    site = urlsplit(found)
+    return found.rstrip("/") if site.scheme == "https" and not (site.hostname or "").endswith(".invalid") else None
 
 
 def _items(checks: Sequence[Check], lang: str) -> str:
