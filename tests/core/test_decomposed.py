@@ -1,5 +1,8 @@
 """`headwise::attend` as operators of PyTorch, in programs that are to run without headwise."""
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -144,3 +147,20 @@ def test_torch_compile_runs_the_kernels() -> None:
     with torch.no_grad():
         torch.compile(attending(mask=hw.Causal()), backend=backend, fullgraph=True)(*inputs)
     assert ATTEND in targets(graphs[0])
+
+
+@pytest.mark.thorough  # it runs a C++ compiler
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_inductor_compiles_the_operator_after_an_export() -> None:
+    code = """
+import torch, headwise as hw
+class Layer(torch.nn.Module):
+    def forward(self, q, k, v):
+        return hw.attend(q, k, v, is_causal=True) * 3
+given = torch.randn(3, 1, 2, 8, 16).unbind(0)
+torch.export.export(Layer(), given).run_decompositions()
+torch._inductor.config.force_disable_caches = True
+print(torch.equal(torch.compile(Layer())(*given), Layer()(*given)))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"

@@ -8,6 +8,7 @@ The operators, declared in `operators.py`, take plain tensors and numbers: a mas
 kernel and the bits of the result are the same as outside of a graph.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -206,7 +207,12 @@ def decomposed(
 ) -> Any:  # fmt: skip
     """`attend` by operators of PyTorch; NotImplemented outside of `run_decompositions`, such as in torch.compile."""
     # Only there has the operator kernels in Python for the devices.
-    if torch._C.DispatchKey.CPU not in torch.ops.headwise.attend.default.py_kernels:
+    operator = torch.ops.headwise.attend.default
+    if torch._C.DispatchKey.CPU not in operator.py_kernels:
+        # Inductor's table is made of all that decomposes in an export, and it compiles nothing that is in it.
+        if (inductor := sys.modules.get("torch._inductor.decomposition")) is not None:
+            inductor.decompositions.pop(operator, None)
+            inductor.fast_random_decomps().pop(operator, None)
         return NotImplemented
     from headwise.kernels.decomposed import attend as by_operators
 
