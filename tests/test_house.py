@@ -355,7 +355,7 @@ def test_files_are_small_and_have_a_purpose():
 # Lines and files of Python in each room, "headwise" for the files beside the rooms, "textbook/" for that package. They
 # only fall.
 CEILINGS = {
-    "analysis": (6468, 22), "base": (908, 4), "cache": (1415, 5), "cli": (2619, 10),
+    "analysis": (6468, 22), "base": (908, 4), "cache": (1413, 5), "cli": (2619, 10),
     "compress": (1211, 5), "corpus": (3200, 11), "costs": (1497, 5), "edit": (1493, 6),
     "headwise": (1533, 9), "interventions": (573, 3), "kernels": (6713, 32), "lm": (2798, 10),
     "map": (2503, 9), "masks": (1530, 7), "models": (10349, 36), "nn": (4478, 17),

@@ -308,8 +308,11 @@ def test_a_cache_of_another_model_is_refused():
 def test_models_that_keep_something_else_are_refused_by_name():
     with pytest.raises(ConfigError, match="falcon_h1 has layers whose caches are LinearAttentionAndFullAttentionLayer"):
         hw.cache.for_transformers(FalconH1Config(num_hidden_layers=2))
-    with pytest.raises(ConfigError, match="bart has an encoder"):
-        hw.cache.for_transformers(make(FAMILY["BART"]))
+    model = make(FAMILY["BART"])
+    with hw.attach(model), torch.no_grad():
+        ids = {"input_ids": tokens(), "decoder_input_ids": tokens()}
+        with pytest.raises(ConfigError, match=r"BartAttention attends to another sequence|encoder-decoder models"):
+            model(**ids, past_key_values=hw.cache.for_transformers(model))
     with pytest.raises(ConfigError, match="expected a model of transformers or its configuration, got Linear"):
         hw.cache.for_transformers(torch.nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="stored='int3'"):

@@ -211,7 +211,7 @@ def for_transformers(model: Any, budget: Any = None, *, stored: str | None = Non
         `GenerationCache`, a `transformers.Cache`. Its `nbytes` are those in use.
     Raises:
         ConfigError: for a budget of another model, and for models whose layers keep something else than keys and
-            values of their own; in `generate`, if the model is not attached.
+            values of their own; in `generate`, if the model is not attached, or has an encoder.
         DTypeError, DeviceError: in `generate`, if the model was moved since the cache has tokens.
     """
     try:
@@ -224,8 +224,6 @@ def for_transformers(model: Any, budget: Any = None, *, stored: str | None = Non
             f"for_transformers(model): expected a model of transformers or its configuration, got "
             f"{type(model).__name__}"
         )
-    if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(f"for_transformers(model): {config.model_type} has an encoder; supported are decoders alone")
     plain = theirs.DynamicCache(config=config).layers
     if other := sorted({type(one).__name__ for one in plain} - {*LAYERS}):
         raise ConfigError(
