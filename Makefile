@@ -88,22 +88,24 @@ triton: $(READY)
 	@test ! -f "$(TRITON_FOLDER)/ready" || \
 	  PYTHONPATH="$(TRITON_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" TRITON_INTERPRET=1 $(PYTEST) $(ALL_TESTS) tests/gpu $(ARGS)
 
+# Packages in a folder of their own, once: $(call in_folder,FOLDER,PACKAGES,WHAT IS SAID WITHOUT THEM)
+define in_folder
+@test -f "$(1)/ready" || { rm -rf "$(1)"; \
+	  $(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$(1)" \
+	    $(2) && touch "$(1)/ready"; } || \
+	  echo '$(3)'
+endef
+
 # Packed training of TRL, and models that accelerate has dispatched, with both in a folder of their own.
 trl: $(READY)
-	@test -f "$(TRL_FOLDER)/ready" || { rm -rf "$(TRL_FOLDER)"; \
-	  $(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$(TRL_FOLDER)" \
-	    $(TRL) && touch "$(TRL_FOLDER)/ready"; } || \
-	  echo 'TRL could not be had here; its tests are left out.'
+	$(call in_folder,$(TRL_FOLDER),$(TRL),TRL could not be had here; its tests are left out.)
 	@test ! -f "$(TRL_FOLDER)/ready" || \
 	  PYTHONPATH="$(TRL_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -n 0 -m thorough \
 	  -k 'trl or accelerate or plan' tests/trl tests/parallel/test_split_elsewhere.py $(ARGS)
 
 # Layers in ONNX Runtime, OpenVINO and ExecuTorch, with them in a folder of their own: scripts/exporters.py.
 exporters: $(READY)
-	@test -f "$(EXPORTERS_FOLDER)/ready" || { rm -rf "$(EXPORTERS_FOLDER)"; \
-	  $(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$(EXPORTERS_FOLDER)" \
-	    $(EXPORTERS) && touch "$(EXPORTERS_FOLDER)/ready"; } || \
-	  echo 'The exporters could not be had here; their tests are left out.'
+	$(call in_folder,$(EXPORTERS_FOLDER),$(EXPORTERS),The exporters could not be had here; their tests are left out.)
 	@test ! -f "$(EXPORTERS_FOLDER)/ready" || \
 	  PYTHONPATH="$(EXPORTERS_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) -n 0 -m thorough \
 	  -k 'same_numbers_in' tests/exporters $(ARGS)
