@@ -36,13 +36,18 @@ def main() -> None:
     args = parser.parse_args()
     window, tokens = (32, 500) if args.quick else (args.window, args.tokens)
     subject = hw.load_model(args.model)
-    ids = subject.read(args.file.read_text(encoding="utf-8")[: 8 * tokens]).ids[:tokens]
+    text = args.file.read_text(encoding="utf-8")[: 8 * tokens]
+    spans = subject.read(text).spans
+    text = text if len(spans) <= tokens else text[: spans[tokens][0]]  # `max_tokens` would read it twice
+    ids = subject.read(text).ids
     batches = list(ids[: len(ids) // window * window].view(-1, window).split(args.batch))
     machine = examine(0.1)
     with tempfile.TemporaryDirectory() as folder:
+        cut = Path(folder) / "corpus.txt"
+        cut.write_text(text, encoding="utf-8")
         measured = partial(
-            hw.corpus.measure_corpus, subject, [args.file], Path(folder) / "out.csv", window=window, batch=args.batch,
-            max_tokens=len(ids), restart=True,
+            hw.corpus.measure_corpus, subject, [cut], Path(folder) / "out.csv", window=window, batch=args.batch,
+            restart=True,
         )  # fmt: skip
         begun = time.perf_counter()
         found = measured()

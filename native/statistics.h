@@ -5,15 +5,16 @@
 //   MASS_OF_WEIGHTS   an additional sum for each row, Σ p over some keys: add(…) adds the shares of stretches of keys to as
 //                     many rows. It reads the weights p if exact ones are available, which is faster than recomputing
 //                     them. meets(…): whether some keys can have a share at all
-//   MASS_OF_LOGITS    Σ p·w, computed from the logits: of(…) is the share of a stretch
+//   MASS_OF_LOGITS    Σ p·w, computed from the logits: of(…) is the share of a stretch. With KEEPS_LARGEST the largest share
+//                     counts, not their sum
 //   COLUMNS           Σ p over the queries, for each key
 //   BEST              of(row, i): a property of the i-th largest weight of a row
 
 enum Sort { FORMULA, MASS_OF_WEIGHTS, MASS_OF_LOGITS, COLUMNS, BEST, SORTS };
 
 // The sums that a statistic requires besides Σ p: Σ p·log p and Σ p²; the moments of the distance. NEEDS_BLOCKS: it is
-// computed for blocks of queries, but not in decoding.
-enum { NEEDS_SPREAD = 1, NEEDS_REACH = 2, NEEDS_BLOCKS = 4 };
+// computed for blocks of queries, but not in decoding, which adds up the masses of ranges of keys.
+enum { NEEDS_SPREAD = 1, NEEDS_REACH = 2, NEEDS_BLOCKS = 4, KEEPS_LARGEST = 8 };
 
 struct Kind {
   const char* signature;
@@ -196,6 +197,23 @@ struct SameLabel {
   }
 };
 
+// The largest p over the keys with w > 0 other than the query's own position. Argument: w.
+struct LargestOther {
+  static constexpr Kind KIND = {"largest_other(float32[m]): float32[b, h, n]", MASS_OF_LOGITS, NEEDS_BLOCKS | KEEPS_LARGEST};
+  INLINE float of(const headwise_wanted& wanted, const Seen& seen) {
+    const Stretch& row = seen.row;
+    const float* weights = of_batch<float>(wanted.keys, seen.batch) + row.key;
+    const int64_t own = row.position - row.key;
+    const Floats lane = ramp();
+    Floats best = all(NOTHING);
+    for (int64_t i = row.from; i < row.to; i += W) {
+      const Ints counts = (read(weights + i, seen.keys - row.key - i) > 0.0f) & (lane != (float)(own - i));
+      best = larger(choose(counts, load(row.logits + i), all(NOTHING)), best);
+    }
+    return exp2(all(maximum(best)) * seen.factor - seen.top)[0];
+  }
+};
+
 // Σ p over the queries.
 struct ColumnMass {
   static constexpr Kind KIND = {"column_mass(): float32[b, h, m]", COLUMNS, NEEDS_BLOCKS};
@@ -250,6 +268,7 @@ typedef List<
     RangeMass,
     KeyWeights,
     SameLabel,
+    LargestOther,
     ColumnMass,
     TopWeights,
     TopKeys>
@@ -333,7 +352,13 @@ struct Wanted {
         if constexpr (One::KIND.sort == SORT && SORT == MASS_OF_WEIGHTS)
           One::add(of[SORT][i], seen, row_count, to);
         else if constexpr (One::KIND.sort == SORT)
-          for (int r = 0; r < row_count; r++) to[r] += One::of(of[SORT][i], seen[r]);
+          for (int r = 0; r < row_count; r++) {
+            const float share = One::of(of[SORT][i], seen[r]);
+            if constexpr ((One::KIND.needs & KEEPS_LARGEST) != 0)
+              to[r] = share > to[r] ? share : to[r];
+            else
+              to[r] += share;
+          }
       });
   }
 };

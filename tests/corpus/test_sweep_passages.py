@@ -11,7 +11,7 @@ from test_sweep_resume import begun
 import headwise as hw
 from headwise.corpus import Passages, measure_corpus
 from headwise.corpus.passages import passages_path
-from headwise.corpus.tally import KEYS, largest_keys, strengths, strongest
+from headwise.corpus.tally import KEYS, largest_keys, strength_of, strengths, strongest
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.loading import load_model
 from headwise.map import AttentionMap
@@ -208,7 +208,9 @@ def test_special_tokens_and_padding_are_no_passages(way):
     if way == "tiles":
         amap.__class__ = type("OtherMap", (AttentionMap,), {})  # as that of a design whose weights are mixed
     tokens = Tokens(torch.zeros(b, n, dtype=torch.long), [[""] * n] * b, special)
-    strength, query = strongest(amap, "weight", tokens, mask)
+    amap.measured = amap.measure(strength_of("weight", tokens, mask))
+    strength, query = strongest(amap, tokens, mask)
+    every_key, every_weight = largest_keys(amap, query)
     weights = amap.to_dense().numpy()
     for entry in range(b):
         for head in range(h):
@@ -218,7 +220,7 @@ def test_special_tokens_and_padding_are_no_passages(way):
             row, key = np.unravel_index(kept.argmax(), kept.shape)
             assert int(query[entry, head]) == row
             assert float(strength[entry, head]) == pytest.approx(kept[row, key], rel=1e-5)
-            keys, largest = largest_keys(amap[entry, head, int(row)])
+            keys, largest = (x[entry, head] for x in (every_key, every_weight))
             order = np.argsort(-weights[entry, head, row], kind="stable")[:KEYS]
             assert keys.tolist() == order.tolist()
             np.testing.assert_allclose(largest, weights[entry, head, row, order], rtol=1e-6)
@@ -228,9 +230,9 @@ def test_a_mask_that_is_no_ranges_has_the_same_strengths():
     torch.manual_seed(1)
     q, k, v = torch.randn(3, 1, 2, 19, 5)
     tokens = Tokens(torch.zeros(1, 19, dtype=torch.long), [[""] * 19], torch.zeros(1, 19, dtype=torch.bool))
-    dense = hw.Dense(torch.ones(19, 19, dtype=torch.bool).tril())
+    dense, strength = hw.Dense(torch.ones(19, 19, dtype=torch.bool).tril()), [strength_of("weight", tokens, None)]
     (one, at), (other, there) = (
-        strongest(hw.attend(q, k, v, mask=mask, return_map=True)[1], "weight", tokens, None)
+        strongest(hw.attend(q, k, v, mask=mask, return_map=True, measures=strength)[1], tokens, None)
         for mask in (hw.Causal(), dense)
     )
     torch.testing.assert_close(one, other)

@@ -23,6 +23,7 @@ from headwise.stats import (
     LARGEST,
     SQUARES,
     KeyWeights,
+    LargestOther,
     RangeMass,
     Statistic,
 )
@@ -80,6 +81,8 @@ def check(found: Mapping[Statistic, Tensor], p: Tensor, limit: float = 1e-5) -> 
         if isinstance(part, RangeMass):
             x = offset if part.relative else torch.arange(m).expand(n, m)
             exact = (p * ((x >= part.start) & (x < part.stop))).sum(-1)
+        elif isinstance(part, LargestOther):
+            exact = p.masked_fill(((part.weights <= 0).cpu()[:, None] | (offset == 0))[:, None], 0.0).amax(-1)
         elif isinstance(part, KeyWeights):
             exact = (p * part.weights.cpu().double()[:, None, None, :]).sum(-1)
         else:
@@ -113,6 +116,7 @@ def test_shares_of_classes(n: int, batch: int) -> None:
     q, k, v = qkv(h=3, h_kv=1, n=n)
     generator = torch.Generator().manual_seed(0)
     classes = tuple(KeyWeights(torch.rand(size, 53, generator=generator)) for size in (batch, 1, batch))
+    classes += tuple(LargestOther(torch.rand(size, 53, generator=generator) > 0.2) for size in (batch, 1))
     check(measured(q, k, v, Causal(), (), classes), weights(q, k, Causal())[0])
 
 
@@ -123,7 +127,8 @@ def test_statistics_of_split_keys(name: str, split: int, m: int, monkeypatch: py
     q, k, v = qkv(h=3, h_kv=1, n=2, m=m)
     mask = MASKS[name](2, 2, m)
     score = SCORES["sinks"](2, 3, 2, m)
-    check(measured(q, k, v, mask, score), weights(q, k, mask, score)[0])
+    others = (LargestOther(torch.arange(m)[None] % 7 != 0),)  # of each range the largest, not their sum
+    check(measured(q, k, v, mask, score, others), weights(q, k, mask, score)[0])
 
 
 @pytest.mark.parametrize(("size", "far"), [(400, 300), slow(1000, 900), slow(1000, 1)])

@@ -21,6 +21,7 @@ from headwise.stats import (
     LARGEST,
     SQUARES,
     KeyWeights,
+    LargestOther,
     RangeMass,
     Statistic,
 )
@@ -85,6 +86,9 @@ class Truth:
             key = torch.arange(m) - (position if statistic.relative else 0)
             return p.masked_fill((key < statistic.start) | (key >= statistic.stop), 0.0).sum(-1)
         assert isinstance(statistic, KeyWeights)
+        if isinstance(statistic, LargestOther):
+            others = (statistic.weights > 0)[:, None, None] & (position != torch.arange(m))
+            return p.masked_fill(~others, 0.0).amax(-1)
         return (p * statistic.weights.double()[:, None, None, :]).sum(-1)
 
 

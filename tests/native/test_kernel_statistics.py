@@ -22,6 +22,7 @@ from headwise.stats import (
     LARGEST,
     SQUARES,
     KeyWeights,
+    LargestOther,
     RangeMass,
     Statistic,
 )
@@ -48,6 +49,8 @@ def key_weights(b: int, m: int) -> tuple[KeyWeights, ...]:
         KeyWeights((torch.rand(b, m, generator=generator) > 0.6).float()),
         KeyWeights(torch.randn(1, m, generator=generator)),
         KeyWeights(torch.arange(m)[None] % 3 == 0),
+        LargestOther(torch.rand(b, m, generator=generator) > 0.1),
+        LargestOther(torch.arange(m)[None] % 5 != 0),
     )
 
 

@@ -14,7 +14,17 @@ from headwise.kernels.call import Call
 from headwise.masks import Grid, Span
 from headwise.parallel.layout import RowGradients, Rows, ScoreSums, Way
 from headwise.rule import Rule
-from headwise.stats import CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, KeyWeights, RangeMass
+from headwise.stats import (
+    CONCENTRATION,
+    DISTANCE,
+    DISTANCE_VARIANCE,
+    ENTROPY,
+    LARGEST,
+    SQUARES,
+    KeyWeights,
+    LargestOther,
+    RangeMass,
+)
 
 B, H, H_KV, D, E = 2, 4, 2, 5, 3
 CUTS = st.lists(st.integers(0, 60), max_size=4)
@@ -53,7 +63,7 @@ def test_statistics_of_rectangles_join(mask, score, m, fewer, row_cuts, col_cuts
     weights = torch.rand(B, m, generator=torch.Generator().manual_seed(2))
     wanted = (
         LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE_VARIANCE, DISTANCE, RangeMass(0, 3, relative=False),
-        RangeMass(9, 200, relative=False), RangeMass(-4, 2, relative=True), KeyWeights(weights),
+        RangeMass(9, 200, relative=False), RangeMass(-4, 2, relative=True), KeyWeights(weights), LargestOther(weights > 0.3),
     )  # fmt: skip
     with torch.no_grad():
         result, _, _ = run(Call(q, k, v, rule, statistics=wanted), "cpu")

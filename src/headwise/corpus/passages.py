@@ -306,14 +306,34 @@ Keys = tuple[np.ndarray, np.ndarray]  # positions and weights
 Places = Sequence[Sequence[tuple[int, str, int, int]]]  # of each head
 
 
-@dataclass(frozen=True)
-class OfWindow:
+class OfWindow(NamedTuple):
     """The strongest query of each head in a window: strength [h] and query [h]. read: the keys with the largest weights
-    of this query of a head, and these weights."""
+    of this query of a head, and these weights, which are 0 for lack of keys."""
 
     strength: np.ndarray
     query: np.ndarray
     read: Callable[[int], Keys]
+
+
+@dataclass(frozen=True)
+class OfBatch:
+    """The same in each window of a batch: strength and query [b, h]. layers: of each head, a function that returns the
+    keys of all heads of its layer [b, heads, keys], and its number there. Few windows have a passage: it is called for
+    these."""
+
+    strength: np.ndarray
+    query: np.ndarray
+    layers: Sequence[tuple[Callable[[], Keys], int]]
+
+    def window(self, i: int) -> OfWindow:
+        """That of a window."""
+
+        def read(head: int) -> Keys:
+            of_layer, there = self.layers[head]
+            keys, weights = of_layer()
+            return keys[i, there], weights[i, there]
+
+        return OfWindow(self.strength[i], self.query[i], read)
 
 
 class Floors:
@@ -415,15 +435,16 @@ class Collector:
     def _passage(self, window: TextWindow, found: OfWindow, head: int) -> CorpusPassage:
         query, n = int(found.query[head]), len(window.ids)
         keys, largest = found.read(head)
-        weights = dict(zip(keys.tolist(), largest, strict=True))
+        weights = {key: _short(weight) for key, weight in zip(keys.tolist(), largest, strict=True) if weight > 0}
         near = set(range(max(0, query - BEFORE), min(n, query + AFTER + 1)))
         for key in weights.keys() - near:
             near |= set(range(max(0, key - AROUND), min(n, key + AROUND + 1)))
         shown = sorted(near)
-        tokens = (self._piece(int(window.ids[at])) if window.special[at] else window.words[at] for at in shown)
+        special = window.special.numpy()
+        tokens = (self._piece(int(window.ids[at])) if special[at] else window.words[at] for at in shown)
         return CorpusPassage(
             _short(found.strength[head]), self._path(window.source), window.where, window.first, query, tuple(shown),
-            tuple(tokens), tuple(_short(weights[at]) if at in weights else None for at in shown),
+            tuple(tokens), tuple(map(weights.get, shown)),
         )  # fmt: skip
 
 

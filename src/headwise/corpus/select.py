@@ -160,11 +160,16 @@ def merged(one: Tensor, other: Tensor) -> Tensor:
 def of_values(value: Tensor, counted: Tensor) -> Tensor:
     """The moments [b, 5, h] of the `counted` values [b, h, r]."""
     value = value.double()
+    # Of values that all count, fewer operations have the same bits. A GPU would have to be waited for to know.
+    left_out = None if value.device.type == "cpu" and bool(counted.all()) else ~counted
+
+    def other(x: Tensor, instead: float) -> Tensor:
+        return x if left_out is None else x.masked_fill(left_out, instead)
+
     n = counted.sum(-1).double()
-    mean = value.masked_fill(~counted, 0.0).sum(-1) / n.clamp_min(1)
-    squares = (value - mean[..., None]).masked_fill(~counted, 0.0).square().sum(-1)
-    least = value.masked_fill(~counted, torch.inf).amin(-1)
-    largest = value.masked_fill(~counted, -torch.inf).amax(-1)
+    mean = other(value, 0.0).sum(-1) / n.clamp_min(1)
+    squares = other(value - mean[..., None], 0.0).square_().sum(-1)
+    least, largest = other(value, torch.inf).amin(-1), other(value, -torch.inf).amax(-1)
     return torch.stack((n, mean, squares, least, largest), -2)
 
 
@@ -222,15 +227,14 @@ class OfRows(Varied):
         state.current = part if tile.first or state.current is None else self.measure.combine(state.current, part)
         if tile.last:
             total = state.current
-            self._add(state, self.measure.value(total, tile.lse), self.measure.counted(total, tile.lse))
+            value, counted = self.measure.value(total, tile.lse), self.measure.counted(total, tile.lse)
+            state.numbers = merged(state.numbers, of_values(value, counted.expand_as(value)))
             state.current = None
 
     def take(self, state: State, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
         value, counted = self.measure.row_values(found, lse, rule)
-        self._add(state, value, lse != -torch.inf if counted is None else counted)
-
-    def _add(self, state: State, value: Tensor, counted: Tensor) -> None:
-        state.numbers = merged(state.numbers, of_values(value, counted.expand_as(value)))
+        counted = lse != -torch.inf if counted is None else counted
+        state.numbers = of_values(value, counted.expand_as(value))
 
 
 class OfWindows(Varied):

@@ -8,7 +8,7 @@ with little choice, every weight is large.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from hashlib import sha256
@@ -22,11 +22,12 @@ from headwise.base.read import Entry, whole, word
 from headwise.corpus.select import FIELDS, NOTHING, Head, OfRows, OfWindows, empty, merged
 from headwise.errors import CheckpointError, unknown_name
 from headwise.map import AttentionMap
-from headwise.masks import Forbidden, Grid, Mask, Span, State, spans
+from headwise.masks import Grid
 from headwise.rule import Rule
-from headwise.rule.tiles import Tile
-from headwise.stats import GIVEN, MEASURES, MaxLogit, RowMeasure, Tokens, of_tokens
-from headwise.stats.statistic import allowed_keys, ranges
+from headwise.rule.tiles import Tile, rows_at
+from headwise.stats import GIVEN, MEASURES, LargestOther, Measure, RowMeasure, Statistic, Tokens, of_tokens
+from headwise.stats.base import RowState
+from headwise.stats.statistic import SAME, RowValue, allowed_keys, ranges
 
 MOST_TROUBLES = 8  # that are kept
 
@@ -242,34 +243,13 @@ def _of_rows(name: str, tokens: Tokens) -> RowMeasure | None:
     return found if isinstance(found, RowMeasure) and type(found).update is RowMeasure.update else None
 
 
-class Elsewhere(Mask):
-    """A query may not attend to itself."""
+class LargestWeight(RowMeasure):
+    """The largest weight of a query on keys other than itself and the hidden ones, boolean [b, m]."""
 
-    holds = {}
-
-    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
-        return ((rows + grid.shift)[:, None] != cols)[None, None]
-
-    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
-        first, last = rows.start + grid.shift, rows.stop - 1 + grid.shift
-        return State.FULL if cols.stop <= first or cols.start > last else State.MIXED
-
-    def spans(self, grid: Grid) -> Tensor:
-        at = grid.positions()
-        start, stop = torch.stack((0 * at, at + 1), -1), torch.stack((at, 0 * at + grid.m), -1)
-        return spans.tidy(start[None], stop[None]).int()
-
-    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
-        return self
-
-
-class LargestOther(RowMeasure):
-    """The largest weight of a query on keys other than itself and the hidden ones, by tiles."""
-
-    name, unit, range, source = "largest_other", "mass", "0 to 1", "headwise"
+    name, unit, range, source = WEIGHT, "mass", "0 to 1", "headwise"
 
     def __init__(self, hidden: Tensor) -> None:
-        self._hidden = hidden  # [b, m]
+        self._hidden, self._others = hidden, LargestOther(~hidden)
 
     def partial(self, tile: Tile) -> Tensor:
         hidden = self._hidden.to(tile.lse.device)[:, None, None, tile.cols.start : tile.cols.stop]
@@ -278,44 +258,77 @@ class LargestOther(RowMeasure):
     def combine(self, one: Tensor, other: Tensor) -> Tensor:
         return torch.maximum(one, other)
 
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SAME, self._others)
 
-def strongest(amap: AttentionMap, by: str, tokens: Tokens, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The strongest query of each window and head: its strength, −∞ if no query has one, and its position, both [b, h].
-    Of equally strong ones the first. mask: [b, n], False for padding."""
-    assert tokens.special is not None
-    special = tokens.special if mask is None else tokens.special | ~mask.to(tokens.special.device)
-    if by == WEIGHT:
-        strength = _largest(amap, special)
-    else:
+
+class Strength(Measure):
+    """A measure of rows whose value of each query is kept, in the pass of the others: `rows["strength"]`."""
+
+    name, unit, range, source = "strength", "any", "any", "headwise"
+
+    def __init__(self, measure: RowMeasure) -> None:
+        self._measure = measure
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return self._measure.needs(rule)
+
+    def start(self, grid: Grid, like: Tensor) -> RowState:
+        return self._measure.start(grid, like, keep_rows=True)
+
+    def update(self, state: RowState, tile: Tile) -> None:
+        self._measure.update(state, tile)
+
+    def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        self._measure.take(state, found, lse, rule)
+
+    def merge(self, one: RowState, other: RowState) -> RowState:
+        return self._measure.merge(one, other)
+
+    def finish(self, state: RowState) -> Tensor:
+        return self._measure.finish(state)
+
+
+def strength_of(by: str, tokens: Tokens, mask: Tensor | None) -> Strength:
+    """The measure of the strength of queries. by: as checked by `check_strength`; mask: [b, n], False for padding."""
+    if by != WEIGHT:
         inner = _of_rows(by, tokens)
         assert inner is not None  # checked by `check_strength`
-        strength = amap.measure(inner, rows=True).rows[inner.name]
+        return Strength(inner)
+    hidden = _special(tokens, mask).clone()
+    hidden[:, 0] = True
+    return Strength(LargestWeight(hidden))
+
+
+def _special(tokens: Tokens, mask: Tensor | None) -> Tensor:
+    assert tokens.special is not None
+    return tokens.special if mask is None else tokens.special | ~mask.to(tokens.special.device)
+
+
+def strongest(amap: AttentionMap, tokens: Tokens, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The strongest query of each window and head by the map's `Strength`: its strength, −∞ if no query has one, and
+    its position, both [b, h]. Of equally strong ones the first. mask: [b, n], False for padding."""
+    assert amap.measured is not None  # it was requested
+    strength = amap.measured.rows[Strength.name]
     device = strength.device
-    blank = special[:, None].to(device) | (_choice(amap.rule, amap.lse) < KEYS) | strength.isnan()
+    blank = _special(tokens, mask)[:, None].to(device) | (_choice(amap.rule, amap.lse) < KEYS) | strength.isnan()
     strength = strength.masked_fill(blank, -torch.inf)
     most = strength.amax(-1)
     n = strength.shape[-1]
     return most, torch.where(strength == most[..., None], torch.arange(n, device=device), n).amin(-1)
 
 
-def largest_keys(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of the `KEYS` largest weights of a row [m] that are above 0, and these weights, largest first."""
-    found, keys = weights.cpu().sort(descending=True, stable=True)
-    found, keys = found[:KEYS], keys[:KEYS]
-    return keys[found > 0].numpy(), found[found > 0].numpy()
-
-
-def _largest(amap: AttentionMap, special: Tensor) -> Tensor:
-    """The largest weight of each query on the text, without the first token and itself, [b, h, n]."""
-    hidden = special.clone()
-    hidden[:, 0] = True
-    if type(amap) is not AttentionMap:  # its weights are not those of its scores
-        return amap.measure(LargestOther(hidden), rows=True).rows[LargestOther.name]
-    rule = amap.rule
-    every = torch.ones(rule.grid.n, dtype=torch.bool)
-    others = Rule(rule.mask & Elsewhere() & Forbidden(every, hidden.cpu()), rule.scale, rule.grid, rule.scores)
-    seen = AttentionMap(amap.q, amap.k, amap.lse, others, kernel=amap.kernel, named=amap.named, whole=False)
-    return (seen.measure(MaxLogit(), rows=True).rows[MaxLogit.name] - amap.lse).clamp_max(0.0).exp()
+def largest_keys(amap: AttentionMap, query: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of the `KEYS` largest weights of one query of each head [b, h], and these weights, largest first, both
+    [b, h, KEYS]; weights of 0 are those of fewer keys."""
+    query = query.to(amap.lse.device)
+    if type(amap) is AttentionMap:
+        weights = rows_at(amap.q, amap.k, amap.rule, query)
+    else:  # its weights are not those of its scores
+        b, h, _, _ = amap.shape
+        weights = torch.stack([torch.stack([amap[i, j, int(query[i, j])] for j in range(h)]) for i in range(b)])
+    found, keys = weights.float().cpu().sort(descending=True, stable=True)
+    return keys[..., :KEYS].numpy(), found[..., :KEYS].numpy()
 
 
 def _choice(rule: Rule, like: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwise.corpus.passages import Collected, Collector, Floors, OfWindow, Places
+from headwise.corpus.passages import Collected, Collector, Floors, OfBatch, Places
 from headwise.corpus.select import Frame, Head, TextWindow, batches, measures_for, stacked, tokens_of, windows
 from headwise.corpus.sources import Document, Limit, Source, Stream, Unit, documents, units
-from headwise.corpus.tally import Batch, Tally, Trouble, counted, largest_keys, strongest
+from headwise.corpus.tally import Batch, Tally, Trouble, counted, largest_keys, strength_of, strongest
 from headwise.errors import ConfigError, HeadwiseError, TextError
 from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.base import Maps
@@ -115,7 +115,7 @@ class Work:
         digest = hashlib.sha256()
         collector = Collector(
             floors, lines=lambda source: self.sources[source].kind != "text",
-            path=lambda source: self.sources[source].path, piece=lambda token: self.loaded.pieces([token])[0],
+            path=lambda source: self.sources[source].path, piece=cache(lambda token: self.loaded.pieces([token])[0]),
         )  # fmt: skip
         if before is not None:
             found.update(before.sums)
@@ -212,33 +212,29 @@ class Work:
         tokens = tokens_of(ids, batch)
         measures = measures_for(tokens, self.options.measures)
         sums = Batch(self.loaded.layers, self.heads, measures)
-        maps = self.loaded.maps(ids, mask, measures=measures)
+        strength = [strength_of(self.options.strongest_by, tokens, mask)] if self.options.passages else []
+        maps = self.loaded.maps(ids, mask, measures=[*measures, *strength])
         for name, amap in maps.items():
             sums.add(name, amap)
-        strongest_of = self._strongest(maps, tokens, mask) if self.options.passages else None
+        found_of = self._strongest(maps, tokens, mask) if self.options.passages else None
         for i, (window, one) in enumerate(zip(batch, sums.windows(), strict=True)):
             kept, lost = counted(one.numbers, one.rows)
-            if strongest_of is not None:
-                strength, query = (x[i] for x in strongest_of)
-                strength[one.rows.numpy() > 0] = -np.inf
-                collector.add(window, OfWindow(strength, query, cache(partial(self._keys, maps, i, query))))
+            if found_of is not None:
+                found_of.strength[i, one.rows.numpy() > 0] = -np.inf
+                collector.add(window, found_of.window(i))
             place = window.source if self.options.per == "file" else ALL
             tally = found.setdefault(place, self.nothing())
             trouble = [] if one.bad is None else [Trouble(self.sources[window.source].path, str(window), *one.bad)]
             tally.add(Tally(kept, lost, 1, window.content, trouble, frozenset(sums.kernels)))
 
-    def _strongest(self, maps: Maps, tokens: Tokens, mask: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
-        """Strength and position of the strongest query of the selected heads in each window, [b, heads]."""
-        found = [strongest(maps[name], self.options.strongest_by, tokens, mask) for name in self.loaded.layers]
+    def _strongest(self, maps: Maps, tokens: Tokens, mask: torch.Tensor | None) -> OfBatch:
+        """The strongest query of the selected heads in each window."""
+        queries = {name: strongest(maps[name], tokens, mask) for name in self.loaded.layers}
         starts = np.cumsum([0, *self.loaded.heads])
         kept = [int(starts[head.layer]) + head.head for head in self.heads]
-        strength, query = (torch.cat(part, 1)[:, kept].cpu().numpy() for part in zip(*found, strict=True))
-        return strength, query
-
-    def _keys(self, maps: Maps, entry: int, query: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
-        """The keys with the largest weights of the strongest query of the selected head `at`, and these weights."""
-        head = self.heads[at]
-        return largest_keys(maps[head.name][entry, head.head, int(query[at])])
+        strength, query = (torch.cat(part, 1)[:, kept].cpu().numpy() for part in zip(*queries.values(), strict=True))
+        keys = {name: cache(partial(largest_keys, maps[name], query)) for name, (_, query) in queries.items()}
+        return OfBatch(strength, query, [(keys[head.name], head.head) for head in self.heads])
 
 
 def _bytes_of(document: Document) -> bytes:

@@ -259,6 +259,27 @@ def scores_at(
     return logs.masked_fill_(~pick(rule.mask.allowed(i, j, rule.grid)), -torch.inf)
 
 
+def rows_at(q: Tensor, k: Tensor, rule: Rule, query: Tensor) -> Tensor:
+    """The weights of one query of each head, whose numbers are in `query` [b, h]: [b, h, m] in float64."""
+    b, h, _, m = rule.grid
+    some, place = query.unique(return_inverse=True)
+    keys = torch.arange(m, device=q.device)
+
+    def pick(x: Tensor) -> Tensor:
+        x = x.expand(b, h, x.shape[2], m)
+        return x if x.shape[2] == 1 else x.gather(2, place[..., None, None].expand(b, h, 1, m))
+
+    terms = rule.terms(q[..., :0].double())
+    own = q.gather(2, query[..., None, None].expand(b, h, 1, q.shape[3]))
+    added = map(pick, terms.added_at(some, keys))
+    scores = score_tile(own.double(), k.double(), rule.scale, terms.soft_cap, added)
+    scores.masked_fill_(~pick(rule.mask.allowed(some, keys, rule.grid)), -torch.inf)
+    total = scores.logsumexp(-1)
+    if terms.sinks is not None:
+        total = torch.logaddexp(total, terms.sinks[:, None])
+    return (scores - total.masked_fill(total == -torch.inf, torch.inf)[..., None]).exp_()[:, :, 0]
+
+
 def stream(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, *, width: int | None = None, multiple: int = 1,
     progress: Progress | None = None,

@@ -16,6 +16,7 @@ from headwise.rule import Rule
 from headwise.rule.tiles import Tile
 from headwise.stats.base import Measure, RowMeasure, Tokens
 from headwise.stats.statistic import (
+    LARGEST_MASS,
     MASS,
     SAME,
     Alike,
@@ -43,17 +44,29 @@ class KeyWeights(Alike):
 
     @cached_property
     def compiled(self) -> Compiled:
-        return Compiled("key_weights", keys=self.weights.detach().float())
+        return Compiled(self.name, keys=self.weights.detach().float())
 
     @property
-    def slope(self) -> Slope:
+    def slope(self) -> Slope | None:
         return Slope(keys=self.compiled.keys)
 
     def at(self, cols: Span) -> Statistic:
-        return KeyWeights(self.weights[:, cols.start : cols.stop])
+        return type(self)(self.weights[:, cols.start : cols.stop])
 
     def only(self, batch: int) -> Statistic:
-        return KeyWeights(self.weights[batch : batch + 1]) if len(self.weights) > 1 else self
+        return type(self)(self.weights[batch : batch + 1]) if len(self.weights) > 1 else self
+
+
+class LargestOther(KeyWeights):
+    """The largest p_ij of the keys j ≠ i with a weight above 0; 0 without such keys."""
+
+    name = "largest_other"
+    joins = LARGEST_MASS
+    placed = True
+
+    @property
+    def slope(self) -> None:
+        return None
 
 
 class ClassMass(RowMeasure):

@@ -192,7 +192,14 @@ class _Mass(Join):
         return log_share.exp() * x
 
 
+class _LargestMass(_Mass):
+    def both(self, statistic: Statistic, one: Part, other: Part) -> Tensor:
+        parts = (self.shared(part.of[statistic], part.log_share) for part in (one, other))
+        return torch.maximum(*parts)
+
+
 MASS = _Mass()  # Σ share · x: a sum of weights, or of weights times something
+LARGEST_MASS = _LargestMass()  # the larger share · x
 
 
 @dataclass(frozen=True)

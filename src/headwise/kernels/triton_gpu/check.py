@@ -35,6 +35,7 @@ from headwise.stats import (
     LARGEST,
     SQUARES,
     KeyWeights,
+    LargestOther,
     RangeMass,
     Statistic,
 )
@@ -50,6 +51,7 @@ PLAIN = {s.compiled.signature: s for s in (  # type: ignore[union-attr]
     LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, COLUMN_MASS
 )}  # fmt: skip
 RANGE, WEIGHTS = "range_mass(int, int, int): float32[b, h, n]", "key_weights(float32[m]): float32[b, h, n]"
+OTHER = "largest_other(float32[m]): float32[b, h, n]"
 _lock = RLock()
 
 
@@ -116,7 +118,7 @@ class Kind(NamedTuple):
             str(call.q.device), dtype, (heads if h == h_kv else 3 * heads, heads), _like(rows, n), _like(keys, m),
             d, d_v, (rule.is_full(), spans.shape[2] > 1, len(spans) > 1), _axes(dense), lowered.soft_cap > 0,
             None if table is None else len(table) > 1, _axes(bias), lowered.sinks is not None, call.dropout_p > 0,
-            tuple(sorted(s for s in signatures if s in {*PLAIN, RANGE, WEIGHTS})), learned,
+            tuple(sorted(s for s in signatures if s in {*PLAIN, RANGE, WEIGHTS, OTHER})), learned,
             learned is not None and call.differentiable and len(call.statistics) > 0,
         )  # fmt: skip
 
@@ -277,7 +279,8 @@ def _statistic(signature: str, at: int, m: int) -> Statistic:
         return PLAIN[signature]
     if signature == RANGE:
         return RangeMass(at - 5, at + 9, relative=at % 2 == 0)
-    return KeyWeights(_random(9 + at, 1, m, device="cpu").float())
+    of_keys = LargestOther if signature == OTHER else KeyWeights
+    return of_keys(_random(9 + at, 1, m, device="cpu").float())
 
 
 def _expected(statistic: Statistic, p: Tensor, lse: Tensor) -> Tensor:
@@ -288,6 +291,8 @@ def _expected(statistic: Statistic, p: Tensor, lse: Tensor) -> Tensor:
     if isinstance(statistic, RangeMass):
         at = offset if statistic.relative else keys.expand(n, m)
         return (p * ((at >= statistic.start) & (at < statistic.stop))).sum(-1)
+    if isinstance(statistic, LargestOther):
+        return p.masked_fill((statistic.weights.to(p)[:, None] <= 0) | (offset == 0), 0.0).amax(-1)
     if isinstance(statistic, KeyWeights):
         return (p * statistic.weights.to(p)[:, None, None]).sum(-1)
     mass, squares, far = p.sum(-1), p.square().sum(-1), offset.abs().double()

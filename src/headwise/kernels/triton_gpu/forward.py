@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.triton_gpu.tile import (
+    LARGEST_OTHER,
     LOG2E,
     block_masses,
     block_moments,
@@ -291,7 +292,7 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=["parts", "row_count"])
 def merge_kernel(
-    out, results, partial, parts, sinks, h, n, row_count, mass_count, drop,
+    out, results, partial, parts, sinks, h, n, row_count, table, mass_count, drop,
     DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, HAS_SINKS: tl.constexpr, DROP: tl.constexpr,
     ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -327,7 +328,9 @@ def merge_kernel(
         if G > 0:
             plane = (7 + tl.arange(0, G)) * row_count
             b_masses = tl.load(at[:, None] + plane[None, :], mask=live[:, None], other=0.0)
-            masses = masses * decay[:, None] + b_masses * b_decay[:, None]
+            masses, b_masses = masses * decay[:, None], b_masses * b_decay[:, None]
+            kinds = tl.load(table + tl.arange(0, G) * 4)
+            masses = tl.where(kinds[None, :] == LARGEST_OTHER, tl.maximum(masses, b_masses), masses + b_masses)
         total = total * decay + b_total * b_decay
         at_out = partial + (part * row_count + row)[:, None] * DV + column[None, :]
         acc = acc * decay[:, None] + tl.load(at_out, mask=inside, other=0.0) * b_decay[:, None]

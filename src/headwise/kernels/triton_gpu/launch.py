@@ -106,7 +106,7 @@ class Forward:
             options=options(size, busy=wanted.busy),
         )  # fmt: skip
         self.merge = Launch(
-            merge_kernel, problem.sinks, h, n, self.rows, mass_count, problem.drop,
+            merge_kernel, problem.sinks, h, n, self.rows, table, mass_count, problem.drop,
             DV=d_v, DVP=padded(d_v), BM=MERGE_ROWS, **flags, PRECISION=problem.precision, options={"num_warps": 4},
         )  # fmt: skip
 

@@ -173,7 +173,7 @@ def score_gradient(
 # Planes of the buffer of partial sums, and of the buffer of results; masses start at MASSES.
 TOP, TOTAL, TILT, SQUARES, ORIGIN, FIRST, SECOND, MASSES = range(8)
 LSE, MAX, ENTROPY, SQUARED, CONCENTRATED, DISTANCE, VARIANCE, SHARES = range(8)
-RANGE, WEIGHTS = tl.constexpr(0), tl.constexpr(1)  # kinds of masses
+RANGE, WEIGHTS, LARGEST_OTHER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # kinds of masses
 
 # The statistics that the kernels compute, by the signature of `headwise.stats.Compiled`: the planes of results that
 # `finish` writes, each with the flag of the kernels that accumulates its sums; kinds of masses; sums over the queries.
@@ -188,6 +188,7 @@ FORMULAS = {
 KINDS = {
     "range_mass(int, int, int): float32[b, h, n]": RANGE.value,
     "key_weights(float32[m]): float32[b, h, n]": WEIGHTS.value,
+    "largest_other(float32[m]): float32[b, h, n]": LARGEST_OTHER.value,
 }
 COLUMNS = "column_mass(): float32[b, h, m]"
 
@@ -232,11 +233,16 @@ def block_masses(
             hit = tl.sum(tl.where((x >= a) & (x < b), e, 0.0), 1)
             masses += tl.where(column == r, hit[:, None], 0.0)
         if WEIGHTED:  # noqa: SIM102
-            if kind == WEIGHTS:  # row a of the weights, or with b = 1 a row for each batch entry from there
+            if kind >= WEIGHTS:  # row a of the weights, or with b = 1 a row for each batch entry from there
                 at_keys = weights + (a + b * batch).to(tl.int64) * m + j
                 weight = tl.load(at_keys, mask=j < m, other=0.0)
-                hit = tl.sum(e * weight[None, :], 1)
-                masses += tl.where(column == r, hit[:, None], 0.0)
+                if kind == WEIGHTS:
+                    hit = tl.sum(e * weight[None, :], 1)
+                    masses += tl.where(column == r, hit[:, None], 0.0)
+                else:
+                    counts = (weight > 0)[None, :] & (j[None, :] != position[:, None])
+                    hit = tl.max(tl.where(counts, e, 0.0), 1)
+                    masses = tl.where(column == r, tl.maximum(masses, hit[:, None]), masses)
     return masses
 
 

@@ -7,7 +7,7 @@ tokens. A text may contain these signs too, so tokens are decoded by the tokeniz
 import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from headwise.analysis.head_roles.score import is_marker
@@ -115,12 +115,13 @@ def _between(decode: Decode) -> tuple[Decode, bool]:
     except Exception:  # of a tokenizer that decodes ids only, or tokens of its vocabulary only
         return "".join, False
 
-    def between(tokens: list[Any]) -> str:
+    @cache  # a text has most of its tokens many times
+    def between(*tokens: Any) -> str:
         text = str(decode([BESIDE, *tokens, BESIDE]))
         inside = text.startswith(BESIDE) and text.endswith(BESIDE) and len(text) >= 2 * len(BESIDE)
         return text[len(BESIDE) : -len(BESIDE)] if inside else str(decode(list(tokens)))
 
-    return between, joins
+    return lambda tokens: between(*tokens), joins
 
 
 def _again(decode: Decode, ids: list[int]) -> str:
