@@ -263,9 +263,9 @@ class LargestWeight(RowMeasure):
 
 
 class Strength(Measure):
-    """A measure of rows whose value of each query is kept, in the pass of the others: `rows["strength"]`."""
+    """A measure of rows whose value of each query is kept, in the pass of the others."""
 
-    name, unit, range, source = "strength", "any", "any", "headwise"
+    name, unit, range, source = "strength_of_passages", "any", "any", "headwise"
 
     def __init__(self, measure: RowMeasure) -> None:
         self._measure = measure
