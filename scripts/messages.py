@@ -15,6 +15,7 @@ import importlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -161,8 +162,8 @@ def names_in(template: str) -> set[str]:
 
 def merged(wanted: list[Entry], known: list[Entry]) -> list[Entry]:
     """The entries that are wanted, with the Chinese of those that are known."""
-    there = {entry.key: entry for entry in known}
-    gone = {entry.one: entry for entry in known if entry.key not in {one.key for one in wanted}}
+    there, keys = {entry.key: entry for entry in known}, {entry.key for entry in wanted}
+    gone = {entry.one: entry for entry in known if entry.key not in keys}
     found = []
     for entry in wanted:
         old = there.get(entry.key)
@@ -178,9 +179,10 @@ def merged(wanted: list[Entry], known: list[Entry]) -> list[Entry]:
 def faults(wanted: list[Entry], known: list[Entry]) -> list[str]:
     """What is missing or wrong in a catalogue."""
     there, keys = {entry.key: entry for entry in known}, {entry.key for entry in wanted}
+    counted = Counter(entry.key for entry in known)
     found = [f"missing: {entry.one!r}" for entry in wanted if not (one := there.get(entry.key)) or not one.chinese]
     found += [f"unused: {entry.one!r}" for entry in known if entry.key not in keys]
-    found += [f"twice: {one.one!r}" for at, one in enumerate(known) if one.key in {two.key for two in known[:at]}]
+    found += [f"twice: {one!r}" for (_, one), n in counted.items() if n > 1]
     for entry in known:
         if entry.fuzzy:
             found.append(f"fuzzy: {entry.one!r}")

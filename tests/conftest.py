@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 
 from chromium import BROWSER, Browser, Page
-from parameters import mark_repeated_values, without_repeated_pairs
+from parameters import mark_beyond, mark_repeated_values, without_repeated_pairs
 from processes import processor_time
 
 gc.disable()  # until all is collected, which makes hardly any garbage
@@ -111,11 +111,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = kept
         mark_repeated_values(items)
+    mark_beyond(items)
 
 
 def pytest_collection_finish() -> None:
     """What is imported and collected stays until the end: the garbage collector need not look through it each time."""
     gc.freeze()
+    gc.set_threshold(100_000, 50, 50)  # syntax trees and graphs are many objects and no garbage
     gc.enable()
 
 

@@ -45,6 +45,16 @@ def mark_repeated_values(items: Iterable[pytest.Item]) -> None:
                 test[at].add_marker(pytest.mark.thorough)
 
 
+def mark_beyond(items: Iterable[pytest.Item]) -> None:
+    """Of a test with `thorough_beyond`, all sets of parameters but so many are thorough: from the first to the last."""
+    for test in _tests(item for item in items if not (_is_thorough(item) or item.get_closest_marker("slow"))):
+        mark = test[0].get_closest_marker("thorough_beyond")
+        if mark is not None and len(test) > (count := mark.args[0]):
+            kept = {at * (len(test) - 1) // max(1, count - 1) for at in range(count)}
+            for at in set(range(len(test))) - kept:
+                test[at].add_marker(pytest.mark.thorough)
+
+
 def _tests(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
     """The sets of parameters of each test that has some."""
     tests: dict[str, list[pytest.Item]] = {}

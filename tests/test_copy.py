@@ -120,6 +120,7 @@ def test_a_change_is_in_place(name: str) -> None:
     assert state(model) != before
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", CHANGES)
 def test_with_copy_the_change_is_in_a_deepcopy(name: str) -> None:
     model, twin, change = made(), made(), CHANGES[name]

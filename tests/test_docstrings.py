@@ -2,10 +2,12 @@
 
 import ast
 import inspect
+import linecache
 import re
 import textwrap
 from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ SHORT = 2  # functions of at most so many parameters may be explained by a sente
 ERRORS = {kind.__name__ for kind in (HeadwiseError, *HeadwiseError.__subclasses__())}
 
 
+@cache
 def public() -> dict[str, Any]:
     """Every function and class of the namespaces and on top, by the name that a user writes."""
     spaces = {"": headwise, **{f"{space}.": getattr(headwise, space) for space in headwise._NAMESPACES}}
@@ -43,7 +46,9 @@ def parameters(thing: Any) -> list[str]:
 
 def raised(function: Callable[..., Any]) -> set[str]:
     """The classes of headwise's errors that the body of a function raises by name."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    code = function.__code__  # inspect.getsource looks through all modules that are imported
+    lines = inspect.getblock(linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :])
+    tree = ast.parse(textwrap.dedent("".join(lines)))
     made = [node.exc.func for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
     return {ast.unparse(kind).rpartition(".")[2] for kind in made} & ERRORS
 

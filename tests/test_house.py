@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import headwise
+from parameters import thorough
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "headwise"
@@ -115,13 +116,13 @@ def private_names(source: str) -> list[str]:
     spaces = {f"headwise.{space}": getattr(headwise, space).__all__ for space in headwise._NAMESPACES}
     spaces["headwise"] = headwise.__all__
     found, aliases = [], {"headwise"}
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             aliases |= {alias.asname for alias in node.names if alias.name == "headwise" and alias.asname}
             found += [a.name for a in node.names if a.name.startswith("headwise.") and a.name not in spaces]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headwise":
             found += [f"{node.module}.{a.name}" for a in node.names if a.name not in spaces.get(node.module or "", [])]
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute) and (name := ast.unparse(node)).partition(".")[0] in aliases:
             home, _, last = f"headwise.{name.partition('.')[2]}".rpartition(".")
             if home in spaces and last not in spaces[home] and not last.startswith("__"):
@@ -263,6 +264,7 @@ def test_type_checkers_see_the_same_front_door():
     assert seen == {name: f"headwise.{home}" for name, home in headwise._HOME_OF.items()} | spaces
 
 
+@pytest.mark.thorough_except("lines0")
 @pytest.mark.parametrize(
     "lines",
     [
@@ -318,8 +320,8 @@ def forbidden(source: str) -> list[str]:
             names = [n for n in whole if n.partition(".")[0] in UNPICKLES or n in NEVER_FROM_TORCH]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             names = [node.func.id] if node.func.id in NEVER_CALLED else []
-        elif isinstance(node, ast.Attribute):
-            names = [ast.unparse(node)] if ast.unparse(node) in NEVER_FROM_TORCH else []
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names = [name] if (name := f"{node.value.id}.{node.attr}") in NEVER_FROM_TORCH else []
         found += [f"{node.lineno}: {name}" for name in names]
     return found
 
@@ -377,13 +379,18 @@ def test_rooms_do_not_grow():
     assert grown == {}, "what is new replaces something"
 
 
-def test_examples_in_docstrings_run():
-    results = {
-        name: doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
-        for name, text in {**TEXTS, **TEXTBOOK}.items()
-        if ">>>" in text
-    }  # fmt: skip
-    assert [name for name, result in results.items() if result.failed or not result.attempted] == []
+EXAMPLES = [name.removesuffix(".__init__") for name, text in {**TEXTS, **TEXTBOOK}.items() if ">>>" in text]
+SLOW_EXAMPLES = {
+    "headwise", "headwise.corpus", "headwise.corpus.passages", "headwise.models.replace.certifying",
+    "headwise.reports.images", "headwise.testing.parts",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", thorough(EXAMPLES, SLOW_EXAMPLES))
+def test_examples_in_docstrings_run(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted
+    assert not result.failed
 
 
 def test_python_m_headwise_is_the_command_line():

@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 
-from parameters import each_value, mark_repeated_values, thorough, with_new_pairs, without_repeated_pairs
+from parameters import each_value, mark_beyond, mark_repeated_values, thorough, with_new_pairs, without_repeated_pairs
 
 
 def pairs(sets):
@@ -64,6 +64,11 @@ def test_three(target, x, y, z):
 def test_two(x, y):
     pass
 
+@pytest.mark.thorough_beyond(3)
+@pytest.mark.parametrize("x", [*range(6), pytest.param(6, marks=pytest.mark.thorough)])
+def test_some(x):
+    pass
+
 def test_none():
     pass
 """
@@ -118,3 +123,10 @@ def test_each_value_runs_where_the_product_is_thorough(example):
     assert values == {f"{name}{i}" for name in "txyz" for i in (0, 1)}
     assert len(three) == 2
     assert "test_none" in {item.name for item in kept}
+
+
+@pytest.mark.thorough
+def test_so_many_sets_from_the_first_to_the_last_are_kept(example):
+    kept = [item.name for item in example(mark_beyond) if item.get_closest_marker("thorough") is None]
+    assert [name for name in kept if name.startswith("test_some")] == ["test_some[0]", "test_some[2]", "test_some[5]"]
+    assert sum(name.startswith("test_two") for name in kept) == 15

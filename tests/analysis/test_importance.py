@@ -214,6 +214,7 @@ METHODS: dict[str, Callable[..., HeadImportance]] = {
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("needed", HEADS)
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "gates"])
 def test_the_one_head_that_matters_is_found(name: str, needed: tuple[int, int]) -> None:
@@ -353,6 +354,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         gradient_importance(model, vectors(), loss_fn)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(
     ("call", "message"),
     [

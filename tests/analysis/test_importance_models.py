@@ -115,6 +115,7 @@ def test_heads_written_by_hand_are_found_in_the_call_that_the_loss_makes() -> No
         ablation_importance(made(Written), batches, lambda model, _: next(model.parameters()).mean())
 
 
+@pytest.mark.thorough_beyond(4)
 @every_model
 def test_gradients_are_those_of_a_factor_on_the_output_matrix(make: Any) -> None:
     """∂L/∂ξ_h = Σ W_O^h ∘ ∂L/∂W_O^h: another way to the same number, by the weights' own gradient."""

@@ -131,6 +131,7 @@ def test_the_rules_of_attnlrp_are_those_of_the_stored_matrices(mask: str) -> Non
         torch.testing.assert_close(one, dense, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_memory_is_linear() -> None:
     class Largest(TorchDispatchMode):
         numel = 0

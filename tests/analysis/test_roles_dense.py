@@ -162,6 +162,7 @@ def test_scores_are_those_of_the_dense_weights(c):
     same(result.tl_mul, on / weights.sum((0, 2, 3)), "tl_mul")
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(cases())
 @example(

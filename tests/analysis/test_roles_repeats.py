@@ -126,6 +126,7 @@ def test_uniform_heads_score_the_baseline_and_the_seed_decides():
     assert drawn[0].min() >= 10
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

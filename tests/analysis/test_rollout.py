@@ -43,6 +43,7 @@ def product(mixed: list[Tensor]) -> Tensor:
     return whole
 
 
+@pytest.mark.thorough
 @settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 4), st.integers(1, 19), st.integers(1, 3), st.sampled_from([(1, 1), (6, 2), (3, 3)]),

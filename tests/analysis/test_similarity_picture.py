@@ -66,6 +66,7 @@ def test_a_scale_with_negative_numbers_has_zero_in_its_middle() -> None:
     assert plain.cmap(0.0) == turned.cmap(1.0) != plain.cmap(1.0)
 
 
+@pytest.mark.thorough
 def test_many_heads_have_fewer_ticks_and_one_head_is_drawn(tmp_path) -> None:
     many = similarity(9, 12)
     assert len(many.names) > READABLE

@@ -152,7 +152,7 @@ def test_picture_is_drawn_small(run: Run, tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.thorough_except("arguments1-torch_fused", "arguments2-sdpa")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -176,6 +176,7 @@ def test_cases_are_chosen_by_name_family_and_pattern() -> None:
         select(["decode", "decade"])
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", CASES)
 def test_pairs_are_those_of_the_mask(name: str) -> None:
     case = CASES[name].quick()

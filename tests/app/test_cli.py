@@ -115,6 +115,7 @@ def test_trace_and_measures_print(headwise: Command) -> None:
     assert all(name in listed for name in [*MEASURES, *GIVEN])
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -17,6 +17,7 @@ TRAIN = ["train", "absent.txt", "--out", "new"]
 WRITE = ["write", "--model", "absent"]
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -20,6 +20,7 @@ from headwise.stats import GIVEN, MEASURES
 NAMES = list(get_command(app).commands)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_option_that_no_command_has(headwise: Command, name: str) -> None:
     done = headwise(name, "--wings")
@@ -112,6 +113,7 @@ OUTPUTS = [
 ]
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.skipif(os.name != "posix", reason="names of another kind")
 @pytest.mark.parametrize("args", OUTPUTS, ids=" ".join)
 @pytest.mark.parametrize(
@@ -159,6 +161,7 @@ def test_a_place_that_another_run_holds_is_refused(
     assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(("word", "more"), [("true", 4 * 64), ("True", 256), ("1", 256), ("qo", 128), ("FALSE", 0)])
 def test_what_is_true_or_false_may_be_written_so(headwise: Command, word: str, more: int) -> None:
     layer = ("plan", "layer", "--d-model", "64", "--num-heads", "4")

@@ -50,7 +50,7 @@ def ended(*args: str, begun: str, how: str = "raised") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.thorough_except("torch")
+@pytest.mark.thorough
 @pytest.mark.parametrize("begun", ["typer", "headwise.lm.train", "torch"])
 def test_a_command_that_is_interrupted_while_it_is_imported_prints_one_line(begun: str, tmp_path: Path) -> None:
     args = "train", "text.txt", "--out", str(tmp_path / "out")

@@ -54,6 +54,7 @@ def test_every_help_has_chinese():
         assert re.findall(r"--[a-z][\w-]*", english) == re.findall(r"--[a-z][\w-]*", shown), english
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("command", [names for names, _ in every_command(get_command(app))], ids=" ".join)
 def test_help_in_chinese_has_no_english_sentence(headwise: Command, locale: Any, command: tuple[str, ...]):
     locale(LANG="zh_CN.UTF-8")

@@ -63,6 +63,7 @@ KINDS: dict[str, Callable[[Path, Path], tuple[Path, list[object]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_except("see", "write")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_command_on_a_damaged_file(headwise: Command, kind: str, model_folder: Path, tmp_path: Path) -> None:
     path, args = KINDS[kind](tmp_path, model_folder)
@@ -70,7 +71,7 @@ def test_a_command_on_a_damaged_file(headwise: Command, kind: str, model_folder:
     refused(headwise, args, path, path.read_bytes(), seed=1)
 
 
-@pytest.mark.thorough_except("training.safetensors")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["training.safetensors", "heads.jsonl"])
 def test_a_training_that_continues_from_a_damaged_file(headwise: Command, name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")

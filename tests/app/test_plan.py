@@ -65,6 +65,7 @@ def text(plan: Plan, width: int) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("width", [80, 120])
 def test_text_fits_and_shows_every_row_on_one_line(name: str, width: int) -> None:
@@ -206,7 +207,7 @@ def test_full_attention_has_no_decoding_step_in_the_comparison() -> None:
     assert "gqa has 6 KV heads" in table.note
 
 
-@pytest.mark.thorough_except("float32")
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_machine_can_be_measured(dtype: str) -> None:
     machine = measured_machine(dtype)
@@ -346,6 +347,7 @@ def test_plan_alone_shows_its_commands(headwise: Command) -> None:
     assert all(name in headwise("plan").out for name in ("model", "layer", "trade-off", "designs", "list"))
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -406,6 +408,7 @@ SPREAD = plan_design("gqa", GQA, Work(1, 2048, 2048), devices=6, link=1e9, machi
 ALSO_LATIN = {"h", "d_k", "h_kv", "d_model", "d_ff", "FLOPs", "n×n", "lse"}  # formulas
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("plan", [*PLANS.values(), SPREAD], ids=[*PLANS, "devices"])
 def test_plans_are_in_chinese(plan: Plan) -> None:
     names = [name for name, _ in plan.facts] + [column.name for table in plan.tables for column in table.columns]

@@ -56,6 +56,7 @@ def _has(config: Any, name: str) -> bool:
         return True
 
 
+@pytest.mark.thorough
 def test_every_type_is_read_or_refused_by_its_name() -> None:
     """By its default configuration, which all but one type have."""
     read, unnamed, without = set(), set(), set()

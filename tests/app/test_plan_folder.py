@@ -58,6 +58,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_understood_is_refused(case, tmp_path):
     kind, sizes, said = REFUSED[case]

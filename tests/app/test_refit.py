@@ -85,7 +85,7 @@ def test_named_heads_go_and_the_rest_computes_what_silencing_them_gave(headwise,
     assert info["changes"] == [{"prune": [[0, 1], [1, 4], [0, 3]], "by": "named"}]
 
 
-@pytest.mark.thorough_except("ablation")
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["ablation", "gradient", "taylor", "gates"])
 def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by):
     told, png = tmp_path / "told.json", tmp_path / "curve.png"
@@ -183,6 +183,7 @@ def test_groups_left_uneven_are_told_in_chinese_too(headwise, shared_folder, tex
         assert (done.code, words in done.err) == (2, True), done.err
 
 
+@pytest.mark.thorough
 def test_heads_that_share_keys_go_together_and_the_dtype_stays(headwise, shared_folder, text, tmp_path):
     out, told = tmp_path / "out", tmp_path / "told.json"
     done = headwise(
@@ -260,7 +261,7 @@ def nbytes(decoder: Decoder) -> float:
     return sum(cache.nbytes for cache in caches) / 11
 
 
-@pytest.mark.thorough_except("mean")
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["mean", "first", "cluster", "svd"])
 def test_heads_with_equal_keys_and_values_are_shared_without_loss(headwise, model, text, tmp_path, method):
     torch.manual_seed(2)
@@ -326,6 +327,7 @@ def test_healing_gives_the_same_bits_for_the_same_seed(headwise, model, text, tm
     ).read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_budget_is_written_and_obeyed(headwise, model_folder, text, tmp_path):
     out, told = tmp_path / "short.json", tmp_path / "told.json"
     done = headwise(
@@ -380,6 +382,7 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
     assert "budget: was made for layers of [5] KV heads; this model has [5, 5]" in other.err
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -471,6 +474,7 @@ def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model
     assert len(info["changes"]) == 2
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -536,7 +540,7 @@ def test_the_embedded_model_loses_a_head(headwise, tmp_path):
     assert (tmp_path / "out" / "model.safetensors").stat().st_size < 7_598_584
 
 
-@pytest.mark.thorough_except("budget --lengths")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "args",
     [

@@ -48,6 +48,7 @@ def test_a_wrong_second_text_is_refused_before_the_first_is_read(
     assert not Path("report.html").exists()
 
 
+@pytest.mark.thorough
 def test_a_word_is_swapped_and_both_texts_are_on_the_page(headwise: Command, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     for lang, said in (("en", "query → word"), ("zh", "查询 → 词")):
@@ -60,6 +61,7 @@ def test_a_word_is_swapped_and_both_texts_are_on_the_page(headwise: Command, tmp
     assert "“打” → “[b]”" in headwise("see", "武松打虎。", "--swap", "打=[b]", "--out", page, "--no-open").out
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(("swap", "why", "more"), [
     ("打", "--swap '打': expected WORD=OTHER, for example tired=soft", ()),
     ("狼=看", "swap: the text does not have the word '狼'", ()), ("=看", "swap: got '' and '看'; expected two", ()),

@@ -34,11 +34,17 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 INDEPENDENT = [design for design in DESIGNS.values() if not design.coupling.at and not design.resizing.fixed]
 DEPENDENT = [design for design in DESIGNS.values() if design not in INDEPENDENT]
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + VARIANTS
-# The same for tests of what all designs have in common: in `make test` each design once, with its last options.
-ONCE = [
-    (name, options) if options is dict(CASES)[name] else pytest.param(name, options, marks=pytest.mark.thorough)
-    for name, options in CASES
-]
+
+
+def once(cases: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    """The same for tests of what all designs have in common: in `make test` each design once, with its last options."""
+    return [
+        (name, options) if options is dict(cases)[name] else pytest.param(name, options, marks=pytest.mark.thorough)
+        for name, options in cases
+    ]
+
+
+ONCE = once(CASES)
 
 
 def design(name: str, options: dict[str, Any], *, dtype: torch.dtype = torch.float64) -> AttentionLayer:

@@ -54,6 +54,7 @@ def test_it_is_pytorchs_encoder_layer(order: str, activation: str) -> None:
     torch.testing.assert_close(ours.attention_norm.bias.grad, peer.norm1.bias.grad)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("order", ["pre", "post"])
 @pytest.mark.parametrize("name", DESIGNS)
 def test_every_design_fits_in(name: str, order: str) -> None:

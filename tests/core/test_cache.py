@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES, design, given
+from design_samples import CASES, design, given, once
 from hypothesis import given as for_all, settings, strategies as st
 
 import headwise as hw
@@ -22,7 +22,7 @@ from headwise.nn.registry import DESIGNS, counts_of
 from parameters import each_value
 
 CACHED = [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]
-every = pytest.mark.parametrize(("name", "options"), CACHED, ids=lambda value: str(value))
+every = pytest.mark.parametrize(("name", "options"), once(CACHED), ids=lambda value: str(value))
 CHUNKS = ([13], [1] * 13, [5, 1, 1, 6])
 STORED = (None, "float32", "bfloat16", "float16", "int8")
 
@@ -57,6 +57,7 @@ def stepped(layer: Any, x: torch.Tensor, cache: Cache, mask: Mask, chunks: list[
 
 
 # Each pair of the three; all three together where vectors are stored, below.
+@pytest.mark.thorough_beyond(4)
 @every
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunks", CHUNKS, ids=["at once", "one by one", "in parts"])
@@ -112,6 +113,7 @@ SIZES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16", "int8"])
 @pytest.mark.parametrize(("name", "options"), SIZES, ids=lambda value: str(value))
 def test_bytes_are_those_of_the_plan(name: str, options: dict[str, Any], stored: str) -> None:
@@ -180,6 +182,7 @@ def test_what_a_sliding_cache_gave_stays_as_it_is() -> None:
     assert torch.equal(given_out[-1], x[:, :, [0, 6, 7, 8]])
 
 
+@pytest.mark.thorough_beyond(4)
 @every
 def test_sequences_of_different_length_are_as_if_alone(name: str, options: dict[str, Any]) -> None:
     layer, lengths = design(name, options, dtype=torch.float32), [7, 1, 4]

@@ -58,6 +58,7 @@ def test_decoding_goes_on_without_gradients() -> None:
     y.sum().backward()
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_fails_leaves_the_cache(kind: str) -> None:
     layer, x = layer_and()

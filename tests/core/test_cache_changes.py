@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES, design, given
+from design_samples import CASES, design, given, once
 
 import headwise as hw
 from headwise.cache import BudgetCache, ChosenCache, KVCache, RaggedCache, SlidingCache
@@ -203,7 +203,8 @@ def test_a_ragged_cache_without_its_longest_sequence_is_shorter() -> None:
 CACHED = [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]
 
 
-@pytest.mark.parametrize(("name", "options"), CACHED, ids=lambda value: str(value))
+@pytest.mark.thorough_beyond(4)
+@pytest.mark.parametrize(("name", "options"), once(CACHED), ids=lambda value: str(value))
 @pytest.mark.usefixtures("without_gradients")
 def test_every_design_goes_on_after_a_crop_and_a_selection(name: str, options: dict[str, Any]) -> None:
     layer, x = design(name, options), given(11)
@@ -237,6 +238,7 @@ def test_a_decoder_continues_one_prompt_in_several_ways() -> None:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough_beyond(6)
 @every
 @pytest.mark.parametrize(
     "change", [lambda cache: None, lambda cache: cache.crop(5), lambda cache: cache.select([1, 0])]

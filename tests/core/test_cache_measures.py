@@ -283,7 +283,7 @@ def test_compiled_steps(measures: tuple[str, ...]) -> None:
 PIECES = ["the", ",", "\n", "cat", "."]
 
 
-@pytest.mark.thorough_except("3-steps-budgets", "9-chunks-a budget without limit")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("reach", [3, 9])
@@ -336,6 +336,7 @@ def test_edits_count_dropped_tokens(edit: Edit) -> None:
     assert found[1] > 0
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("code", ["[3]", "[9, 3]", "[1000, 2000]", "[-1, 3]", '"a"', "[0.5, 3]"])
 def test_files_with_a_damaged_gap(code: str, tmp_path: Path) -> None:
     last_step().map.save(tmp_path / "map")

@@ -92,6 +92,7 @@ def test_in_other_dtypes_and_with_quantized_keys(dtype: torch.dtype, limit: floa
     assert float((torch.cat(found, 1) - expected).norm() / expected.norm()) < limit
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", SCORES)
 def test_gradients_of_scores_across_a_gap(name: str) -> None:
     found = []

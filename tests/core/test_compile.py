@@ -168,6 +168,7 @@ def test_the_passes_runs_and_its_operators_are_in_the_graph(monkeypatch: pytest.
     assert (graphs.count(OPERATOR), graphs.count(BACKWARD)) == (1, 1)
 
 
+@pytest.mark.thorough
 @settings(max_examples=1, deadline=None)
 @drawn(data=st.data())
 def test_one_graph_serves_any_size(data: st.DataObject) -> None:
@@ -352,7 +353,7 @@ def test_a_map_from_a_graph_counts_bad_values_and_names_a_named_kernel() -> None
     assert one.kernel == two.kernel == "torch_blocks"
 
 
-@pytest.mark.thorough_except("names1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [("entropy", "max_logit"), ("entropy", "topk_mass")])
 def test_measures_come_between_two_graphs(names: tuple[str, ...]) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -481,6 +482,7 @@ def test_a_watched_layer_is_traced() -> None:
     torch.testing.assert_close(graph(2.0 * x), module(2.0 * x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_export_and_its_file() -> None:
     module = MultiHeadAttention(24, 6, num_kv_heads=2, rotary=True).eval()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES, design
+from design_samples import CASES, ONCE, design, once
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,7 +43,7 @@ def counts_for(name: str, options: dict[str, Any]) -> Counts:
     return counts_of(name, {k: v for k, v in sizes.items() if k in sizes_of(name) or k in options})
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "options"), ONCE, ids=str)
 def test_parameters_are_those_of_the_module(name: str, options: dict[str, Any]) -> None:
     module = registry.DESIGNS[name].build(12, 6, **options)
     counts = counts_for(name, options)
@@ -62,7 +62,8 @@ fused_flops._get_raw = True  # type: ignore[attr-defined]  # tensors, not shapes
 
 
 # How many heads' worth a mixture computes depends on what its tokens choose.
-@pytest.mark.parametrize(("name", "options"), [case for case in CASES if "mixture" not in case[0]], ids=str)
+@pytest.mark.thorough_beyond(4)
+@pytest.mark.parametrize(("name", "options"), once([case for case in CASES if "mixture" not in case[0]]), ids=str)
 def test_flops_are_those_of_the_module(name: str, options: dict[str, Any]) -> None:
     b, n, torn = 2, 61, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counts, m = counts_for(name, options), n

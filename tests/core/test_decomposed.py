@@ -54,6 +54,7 @@ def kinds(b: int, h: int, n: int, m: int) -> dict[str, dict[str, Any]]:
     return {**found, "windows": {"mask": hw.Causal() & hw.masks.HeadWindows([1, 2, 3, 4, None, 60]), "scale": 0.7}}
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", kinds(2, 6, 17, 23))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_numbers_of_every_mask_and_score(name: str, dtype: torch.dtype) -> None:
@@ -91,6 +92,7 @@ def test_sizes_stay_dynamic() -> None:
         check(program, module, *qkv(b, 4, 2, n, n))
 
 
+@pytest.mark.thorough
 def test_calls_that_pytorch_has_become_its_own() -> None:
     """And what users of torch.export choose by its table of decompositions."""
     biased = attending(mask=hw.Causal(), score=hw.Bias(torch.linspace(-1, 1, 9).expand(1, 1, 1, 9).clone()))

@@ -67,6 +67,7 @@ def read_by(module: AttentionLayer, part: Part, head: int) -> set[int]:
     return set(range(head * group, (head + 1) * group))
 
 
+@pytest.mark.thorough_beyond(4)
 @every_design
 def test_the_slices_of_an_output_map_take_that_head_and_no_other(name: str, options: dict[str, Any]) -> None:
     module, x = design(name, options), given()

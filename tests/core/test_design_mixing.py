@@ -42,6 +42,7 @@ def talk(module: TalkingHeadsAttention, x: Tensor, mask: Mask) -> tuple[Tensor, 
 TALKING: list[dict[str, Any]] = [{}, {"num_kv_heads": 2, "value_dim": 5}, {"num_kv_heads": 1, "head_dim": 3}]
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("options", TALKING)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("tile", [1, 1 << 20])  # blocks of 16 rows, or one block

@@ -48,6 +48,7 @@ def by_autograd(loss: Any, parameters: dict[str, Tensor], x: Tensor) -> list[Ten
     return [torch.zeros_like(p) if x is None else x for p, x in zip(parameters.values(), found, strict=True)]
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(("name", "options", "mask"), calls(MASKS), ids=str)
 def test_gradients_are_those_of_autograd(name: str, options: dict[str, Any], mask: str) -> None:
     loss, parameters, x = made(name, options, mask)
@@ -56,6 +57,7 @@ def test_gradients_are_those_of_autograd(name: str, options: dict[str, Any], mas
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(("name", "options", "mask"), calls(OF_EACH), ids=str)
 def test_gradients_of_each_sample(name: str, options: dict[str, Any], mask: str) -> None:
     loss, parameters, x = made(name, options, mask)

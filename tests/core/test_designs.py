@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from design_samples import CASES, design, given
+from design_samples import CASES, ONCE, design, given, once
 from samples import MASKS
 from torch import Tensor
 
@@ -19,20 +19,20 @@ from headwise.nn.layout import parameters_of
 from headwise.nn.registry import DESIGNS
 from headwise.scores import SoftCap
 
-every = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+every = pytest.mark.parametrize(("name", "options"), ONCE, ids=lambda value: str(value))
 cached = pytest.mark.parametrize(
     ("name", "options"),
-    [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"],
+    once([(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]),
     ids=lambda value: str(value),
 )
 crossed = pytest.mark.parametrize(
     ("name", "options"),
-    [(n, o) for n, o in CASES if DESIGNS[n].takes_context and design(n, o).rotary is None],
+    once([(n, o) for n, o in CASES if DESIGNS[n].takes_context and design(n, o).rotary is None]),
     ids=lambda value: str(value),
 )
 plain = pytest.mark.parametrize("name", [name for name in DESIGNS if DESIGNS[name].takes_mask])
 masked = pytest.mark.parametrize(
-    ("name", "options"), [case for case in CASES if DESIGNS[case[0]].takes_mask], ids=lambda value: str(value)
+    ("name", "options"), once([case for case in CASES if DESIGNS[case[0]].takes_mask]), ids=lambda value: str(value)
 )
 
 
@@ -68,6 +68,7 @@ def reach(module: Callable[..., Tensor], x: Tensor, mask: Mask) -> Tensor:
     return torch.stack(rows, 1)
 
 
+@pytest.mark.thorough_beyond(4)
 @plain
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_query_reads_what_its_mask_allows_and_itself(name: str, kind: str) -> None:
@@ -108,6 +109,7 @@ def test_cross_attention_reads_the_context(name: str, options: dict[str, Any]) -
     assert not torch.isclose(other[1], y[1]).all()
 
 
+@pytest.mark.thorough_beyond(6)
 @every
 def test_copies_and_files_are_the_same_function(name: str, options: dict[str, Any]) -> None:
     from safetensors.torch import load, save

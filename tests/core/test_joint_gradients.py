@@ -137,6 +137,7 @@ def test_masks(kernel: str, dtype: torch.dtype, mask: str) -> None:
     check(kernel, MASKS[mask](B, N, M), "", dtype)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.usefixtures("no_tiles")
 @pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 @pytest.mark.parametrize("score", SCORES)

@@ -121,6 +121,7 @@ def test_what_is_not_finite_stays_where_it_is_seen(kernel: str, where: str, bad:
         assert torch.isfinite(q.grad[:, :, :29]).all()
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("h_kv", [1, 2, 4])
 def test_gradients_of_blocks_by_finite_differences(name: str, h_kv: int) -> None:

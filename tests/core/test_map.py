@@ -186,6 +186,7 @@ def test_topk_finds_the_largest(name: str) -> None:
     torch.testing.assert_close(torch.where(keys >= 0, found, 0.0), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", MASKS)
 def test_rows_columns_and_diagonals(name: str) -> None:
     amap, dense = made(name)

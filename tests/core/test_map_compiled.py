@@ -22,6 +22,7 @@ def same(found: Squares | None, expected: Squares, rtol: float = 1e-5, atol: flo
     torch.testing.assert_close(found.largest, expected.largest, rtol=rtol, atol=atol)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", MASKS)
 def test_pictures(name: str) -> None:
     q, k, v = qkv()
@@ -43,6 +44,7 @@ def test_pictures_of_many_blocks() -> None:
         same(compiled_reads.squares(amap.q, amap.k, amap.lse, amap.rule, cell), expected, rtol=1e-4, atol=1e-8)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", MASKS)
 def test_tiles_and_diagonals(name: str) -> None:
     q, k, v = qkv()

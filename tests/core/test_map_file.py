@@ -96,6 +96,7 @@ def test_rows_without_a_number_come_back(tmp_path: Path) -> None:
     assert torch.equal(again.lse.nan_to_num(), amap.lse.nan_to_num())
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("at", range(0, 100, 3))
 def test_a_byte_that_has_changed_is_reported(file: Path, at: int) -> None:
     data = bytearray(file.read_bytes())
@@ -223,6 +224,7 @@ FORGED: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("what", FORGED)
 def test_what_does_not_fit_together_is_refused(file: Path, what: str) -> None:
     change, words = FORGED[what]

@@ -65,6 +65,7 @@ def weights_for(x: Tensor) -> Tensor:
     return (torch.randn(x.shape, generator=torch.Generator().manual_seed(x.numel())) * 8).round().div(8).to(x.dtype)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_measures(name: str, dtype: torch.dtype) -> None:
@@ -154,6 +155,7 @@ def check_read(name: str, dtype: torch.dtype, mask: Mask, score: str = "", size:
     assert_alike(mine, theirs, BOUNDS[dtype], f"{name}, {score}")
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("name", READS)
 def test_reads(name: str, dtype: torch.dtype) -> None:
@@ -195,6 +197,7 @@ def test_large_logits(size: float, dtype: torch.dtype) -> None:
         assert_alike(gradients((got * w).sum(), [q, k]), gradients((expected * w).sum(), [dq, dk]), 3 * BOUNDS[dtype])
 
 
+@pytest.mark.thorough
 def test_large_maps_of_many_tiles() -> None:
     """Several row blocks and tiles: sums, joins and ties across them."""
     b, h, n, m = 1, 2, 1000, 1100
@@ -230,6 +233,7 @@ def test_equal_weights_share_the_gradient_of_the_largest() -> None:
     torch.testing.assert_close(q.grad[0, 0], expected)
 
 
+@pytest.mark.thorough
 def test_gradcheck() -> None:
     q, k, v = qkv(1, 2, 1, 4, 5, 3, 2, dtype=torch.float64)
     slopes, sinks = torch.tensor([0.1, 0.3]).double(), torch.tensor([0.5, -1.0]).double()
@@ -323,6 +327,7 @@ def test_fully_masked_rows_give_zero() -> None:
     assert (q.grad[~blank] != 0).any()
 
 
+@pytest.mark.thorough
 def test_memory_is_linear() -> None:
     """No tensor that the graph saves, nor any that a backward pass keeps, is as large as the matrix of one head."""
     n = 1500

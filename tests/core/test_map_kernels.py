@@ -58,6 +58,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.kernels.cpu.passes.send", send)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("kernel", ABLE)
 @pytest.mark.parametrize("read", READS)
 def test_the_kernel_that_is_named_reads_or_raises(kernel: str, read: str) -> None:
@@ -104,6 +105,7 @@ def test_pytorchs_operator_reads_products_alone(read: str) -> None:
     assert READS[read](amap.using("auto")) is not None
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("kernel", ABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", MASKS)

@@ -171,6 +171,7 @@ def test_every_measure_has_a_formula_here_and_says_what_it_is() -> None:
         assert all(isinstance(getattr(kind, field), str) for field in ("name", "unit", "range", "source"))
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("mask", MASKS)
 def test_measures_are_their_formulas(name: str, mask: str) -> None:
@@ -185,6 +186,7 @@ def test_measures_are_their_formulas(name: str, mask: str) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
 @pytest.mark.parametrize("name", FORMULAS)
 def test_measures_beside_a_learned_sink_are_their_formulas(name: str, kernel: str) -> None:
@@ -203,6 +205,7 @@ def test_measures_beside_a_learned_sink_are_their_formulas(name: str, kernel: st
     torch.testing.assert_close(amap.measure(ready(name, 53))[name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
 @pytest.mark.parametrize("mask", ["everything", "causal", "window and sinks"])
 def test_measures_over_many_tiles(mask: str, kernel: str) -> None:
@@ -218,6 +221,7 @@ def test_measures_over_many_tiles(mask: str, kernel: str) -> None:
         torch.testing.assert_close(amap.measured[name].double(), FORMULAS[name](dense), rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_merging_equals_measuring_together(name: str) -> None:
     parts = [ready(name, 53)] * 3
@@ -262,6 +266,7 @@ def _counted(name: str, dense: list[Dense]) -> Tensor:
     return allowed.any(-1).double()
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("broken", [False, True])
 def test_together_is_one_after_the_other(mask: str, broken: bool) -> None:
@@ -287,6 +292,7 @@ def test_together_is_one_after_the_other(mask: str, broken: bool) -> None:
             assert torch.equal(together.count, state.count)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_kernels_reduction_is_that_of_tensor_operations(mask: str, broken: bool) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES, design, given
+from design_samples import CASES, design, given, once
 from torch import Tensor
 
 import headwise as hw
@@ -44,7 +44,7 @@ def counted(layer: AttentionLayer, x: Tensor) -> Tensor:
     return bad.sum((-1, -2))
 
 
-@pytest.mark.parametrize(("name", "options"), [*WITH_V_PROJ, ("sparse_mixture", {"top_k": 2, "keys": "chosen"})])
+@pytest.mark.parametrize(("name", "options"), once([*WITH_V_PROJ, ("sparse_mixture", {"top_k": 2, "keys": "chosen"})]))
 def test_every_design_counts_them_by_kv_head(name: str, options: dict[str, Any]) -> None:
     layer, x = design(name, options), given()
     _, before = layer(x, return_map=True)

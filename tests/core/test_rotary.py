@@ -83,6 +83,7 @@ def test_the_buffer_is_made_again_only_where_it_changed() -> None:
     assert not rotary.state_dict()
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(("name", "options"), ROTARY)
 def test_float64_layers_pass_gradcheck(name: str, options: dict[str, Any]) -> None:
     module, x = design(name, options), given(5).requires_grad_()
@@ -105,6 +106,7 @@ def decoder() -> Decoder:
     return Decoder(DecoderConfig(vocab_size=31, d_model=24, num_layers=2, num_heads=4)).eval()
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
 @pytest.mark.parametrize(("name", "options"), ROTARY)
 def test_a_layer_from_the_meta_device_is_the_loaded_one(

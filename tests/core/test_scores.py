@@ -93,6 +93,7 @@ def test_outputs_follow_the_formula(kernel: str, name: str, mask: str, dtype: to
     torch.testing.assert_close(amap.lse.double(), lse, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("mask", FEW)
 def test_gradients_by_finite_differences(name: str, mask: str) -> None:
@@ -339,6 +340,7 @@ def test_a_cap_holds_logits_of_any_size(kernel: str) -> None:
 # The map
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("mask", FEW)
 def test_the_map_holds_the_weights_of_the_formula(name: str, mask: str, tmp_path: Path) -> None:
@@ -364,6 +366,7 @@ def test_the_map_holds_the_weights_of_the_formula(name: str, mask: str, tmp_path
     assert type(score[0]).__name__ in repr(amap)
 
 
+@pytest.mark.thorough
 def test_the_map_over_many_tiles() -> None:
     q, k, v = qkv(1, 4, 2, 700, 900, 8, 4)
     mask, score = MASKS["window and sinks"](1, 700, 900), SCORES["all"](1, 4, 700, 900)

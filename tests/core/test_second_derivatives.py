@@ -116,6 +116,7 @@ def sdpa(mask: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.repeat_interleave(2, 1).mT / 2**0.5 + added).softmax(-1)) @ v.repeat_interleave(2, 1)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("mask", TENSORS)
 @pytest.mark.parametrize("way", [way for way in WAYS if way is not recorded])
 def test_a_mask_given_as_a_tensor_has_them(way: Callable[..., Any], mask: str) -> None:
@@ -228,6 +229,7 @@ def test_over_several_tiles_in_float32(kernel: str) -> None:
     assert_alike(found, expected, 5e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mask", ["causal", "padding"])
 def test_by_finite_differences(mask: str) -> None:
     x = [one.requires_grad_() for one in inputs()]
@@ -292,6 +294,7 @@ class Largest(TorchDispatchMode):
         return found
 
 
+@pytest.mark.thorough
 def test_memory_is_linear() -> None:
     n = 2300
     x = [one.requires_grad_() for one in qkv(1, 2, 1, n, n, 4, 4)]

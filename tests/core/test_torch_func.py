@@ -28,6 +28,7 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", MASKS)
 def test_vmap_is_one_call_after_another(name: str) -> None:
     mask = MASKS[name](2, 37, 53)
@@ -136,6 +137,7 @@ def test_a_modules_parameters_by_torch_func_within_one_graph() -> None:
         found["q_proj.weight"].square().sum().backward()
 
 
+@pytest.mark.thorough
 def test_forward_mode_drops_no_tangent() -> None:
     q, k, v = qkv(1, 2, 1, 3, 3, 4, 4)
 

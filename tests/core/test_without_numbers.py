@@ -138,6 +138,7 @@ def test_every_design_has_shapes_and_gradients(
         module(x, return_map=True, measures=["entropy"])
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(("name", "options"), ONCE)
 def test_every_design_from_the_meta_device_is_the_loaded_one(name: str, options: dict[str, Any]) -> None:
     original, x = design(name, options, dtype=torch.float32), given(dtype=torch.float32)

@@ -21,11 +21,16 @@ from headwise.errors import CheckpointError, ConfigError, TextError
 OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cpu", "batch": 3, "passages": 3}
 
 
+def written(folder, characters, texts):
+    """A file of so many characters, and one of so many texts."""
+    (folder / "a.txt").write_text(said(characters, 1), encoding="utf-8")
+    write_jsonl(folder / "b.jsonl", [said(1 + 97 * n % 300, n) for n in range(texts)])
+    return [folder / "a.txt", folder / "b.jsonl"]
+
+
 @pytest.fixture
 def corpus(tmp_path, small_pieces):
-    (tmp_path / "a.txt").write_text(said(5000, 1), encoding="utf-8")
-    write_jsonl(tmp_path / "b.jsonl", [said(1 + 97 * n % 300, n) for n in range(20)])
-    return [tmp_path / "a.txt", tmp_path / "b.jsonl"]
+    return written(tmp_path, 5000, 20)
 
 
 def shards(model, files, folder, count, suffix="csv", **options):
@@ -35,9 +40,14 @@ def shards(model, files, folder, count, suffix="csv", **options):
     return parts
 
 
-@pytest.mark.thorough_except("3-csv")
-@pytest.mark.parametrize(("count", "suffix"), [(3, "csv"), (8, "parquet")])
-def test_merged_shards_have_the_bytes_of_one_run(model_folder, corpus, tmp_path, count, suffix):
+@pytest.mark.thorough_except("2-csv-400-2")
+@pytest.mark.parametrize(
+    ("count", "suffix", "characters", "texts"), [(2, "csv", 400, 2), (3, "csv", 5000, 20), (8, "parquet", 5000, 20)]
+)
+def test_merged_shards_have_the_bytes_of_one_run(
+    model_folder, small_pieces, tmp_path, count, suffix, characters, texts
+):
+    corpus = written(tmp_path, characters, texts)
     if suffix == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     whole, every = tmp_path / f"whole.{suffix}", tmp_path / f"all.{suffix}"
@@ -96,6 +106,7 @@ def test_shards_that_do_not_belong_together_are_named(model_folder, corpus, tmp_
         merge([one], other)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", [0, -1])
 def test_shards_of_versions_of_a_file_are_not_joined(model_folder, tmp_path, at):
     """Of the same size; the second shard sees the new version only."""
@@ -165,11 +176,14 @@ def test_the_order_of_sums_does_not_depend_on_the_shards():
 TEXTS = [said(1 + 97 * n % 300, n) for n in range(20)]
 
 
-def test_texts_of_an_iterable_have_the_numbers_of_a_file(model_folder, tmp_path):
-    write_jsonl(tmp_path / "a.jsonl", TEXTS)
+@pytest.mark.thorough_except("2")
+@pytest.mark.parametrize("count", [2, 20])
+def test_texts_of_an_iterable_have_the_numbers_of_a_file(model_folder, tmp_path, count):
+    of_file = TEXTS[:count]
+    write_jsonl(tmp_path / "a.jsonl", of_file)
     wanted = measure_corpus(model_folder, tmp_path / "a.jsonl", tmp_path / "file.csv", **OPTIONS)
     for name, texts in (
-        ("strings", iter(TEXTS)), ("mappings", ({"text": text, "n": 1} for text in TEXTS)),
+        ("strings", iter(of_file)), ("mappings", ({"text": text, "n": 1} for text in of_file)),
     ):  # fmt: skip
         found = measure_corpus(model_folder, texts, tmp_path / f"{name}.csv", **OPTIONS)
         assert torch.equal(found.total.numbers, wanted.total.numbers)
@@ -184,6 +198,7 @@ def small_units(monkeypatch, small_pieces):
     monkeypatch.setattr("headwise.corpus.sources.OF_STREAM", 300)
 
 
+@pytest.mark.thorough
 def test_a_stream_goes_on_with_the_same_bits_and_other_texts_are_named(model_folder, tmp_path, small_units):
     long = [said(900, n) for n in range(8)]
     whole = measure_corpus(model_folder, iter(long), tmp_path / "whole.csv", **OPTIONS)
@@ -204,6 +219,7 @@ def test_a_stream_goes_on_with_the_same_bits_and_other_texts_are_named(model_fol
         measure_corpus(model_folder, iter(long[1:]), parts, **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_shards_of_an_iterable_hold_every_text_once(model_folder, tmp_path, small_units):
     whole = measure_corpus(model_folder, iter(TEXTS), tmp_path / "whole.csv", **OPTIONS)
     parts = [tmp_path / f"part-{i}.csv" for i in range(3)]

@@ -168,6 +168,7 @@ class Listed(AbstractFileSystem):
         return io.BytesIO(self.here[path])
 
 
+@pytest.mark.thorough
 def test_what_a_server_said_before_is_asked_again(model_folder, tmp_path, small_pieces):
     fsspec.register_implementation("listed", Listed, clobber=True)
     Listed.here["d/a.txt"] = said(900, 1).encode()

@@ -46,6 +46,7 @@ def test_values_that_do_not_count_leave_no_trace():
     assert_close(found[0, :, 0], torch.tensor([2.0, 3.0, 8.0, 1.0, 5.0], dtype=torch.float64))
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("by_tiles", [False, True])
 @pytest.mark.parametrize("name", MEASURES)
 def test_moments_of_a_measure_are_those_of_its_values(name, by_tiles):

@@ -67,7 +67,7 @@ def test_it_goes_on_with_the_same_bits(model_folder, corpus, tmp_path, per):
     assert not Units(parts).folder.exists()
 
 
-@pytest.mark.thorough_except("all")
+@pytest.mark.thorough
 @pytest.mark.parametrize("per", ["all", "file"])
 def test_ended_after_every_unit_it_gives_the_same_bytes(model_folder, corpus, tmp_path, monkeypatch, per):
     """Each run ends as soon as it has written one unit; none is measured twice."""
@@ -116,6 +116,7 @@ def measured_batches(monkeypatch):
     return counts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [STRIDE, {"per": "file", "passages": 3}])
 def test_ended_at_every_save_within_a_unit_it_gives_the_same_bytes(
     model_folder, one_unit, tmp_path, monkeypatch, options
@@ -145,7 +146,7 @@ def test_ended_at_every_save_within_a_unit_it_gives_the_same_bytes(
     assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
 
 
-@pytest.mark.thorough_except("places1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("places", [(1, 6, 11), (8, 9, 26)])
 def test_ended_between_saves_it_goes_on_at_the_last(model_folder, one_unit, tmp_path, monkeypatch, places):
     """Ended after so many batches of each run, without a word before."""
@@ -164,7 +165,7 @@ def test_ended_between_saves_it_goes_on_at_the_last(model_folder, one_unit, tmp_
     assert passages_path(whole).read_bytes() == passages_path(parts).read_bytes()
 
 
-@pytest.mark.thorough_except("damaged")
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["damaged", "another batch size"])
 def test_a_part_that_does_not_fit_is_measured_again(model_folder, one_unit, tmp_path, how):
     options = {**OPTIONS, **STRIDE, "batch": 2 if how == "another batch size" else OPTIONS["batch"]}
@@ -217,6 +218,7 @@ def test_other_files_and_models_are_named(model_folder, corpus, tmp_path):
     measure_corpus(model_folder, corpus, out, **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_other_content_of_the_same_time_is_named(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     measure_corpus(model_folder, corpus, out, **OPTIONS)
@@ -382,6 +384,7 @@ def test_heads_that_are_none_are_told(model_folder, corpus, tmp_path):
             measure_corpus(model_folder, corpus, tmp_path / "out.csv", **OPTIONS, **none)
 
 
+@pytest.mark.thorough
 def test_units_without_settings_belong_to_no_sweep(model_folder, corpus, tmp_path):
     out, alone = tmp_path / "out.csv", tmp_path / "alone.csv"
     begun(model_folder, corpus, out)

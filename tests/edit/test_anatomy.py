@@ -71,6 +71,7 @@ def test_a_design_is_found_and_its_matrices_are_those_of_its_heads(name: str, op
     torch.testing.assert_close(joined, y)
 
 
+@pytest.mark.thorough_beyond(4)
 @every_design
 def test_heads_of_a_design_are_recorded_and_scaled(name: str, options: dict[str, Any]) -> None:
     module = design(name, options)
@@ -97,6 +98,7 @@ def test_heads_of_a_design_are_recorded_and_scaled(name: str, options: dict[str,
     assert "compute" not in vars(module)
 
 
+@pytest.mark.thorough_beyond(6)
 @every_design
 def test_gates_have_gradients(name: str, options: dict[str, Any]) -> None:
     module = design(name, options)

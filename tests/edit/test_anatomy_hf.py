@@ -18,6 +18,7 @@ def gates_of(sites: list[HeadSite]) -> list[Tensor]:
     return [torch.randn(site.num_heads, generator=generator, dtype=torch.float64) for site in sites]
 
 
+@pytest.mark.thorough_beyond(4)
 @every_hf
 def test_heads_of_transformers_are_found_recorded_and_scaled(name: str) -> None:
     model, tokens = hf_model(name), ids()
@@ -45,6 +46,7 @@ def test_heads_of_transformers_are_found_recorded_and_scaled(name: str) -> None:
     assert not torch.allclose(scaled, plain, atol=1e-3)
 
 
+@pytest.mark.thorough_beyond(6)
 @every_hf
 def test_matrices_of_transformers_give_the_heads(name: str) -> None:
     """Values do not depend on positions: a head's output for the first token of a causal model is its own value."""

@@ -304,6 +304,7 @@ def numbers(found: Any) -> list[Tensor]:
     return [torch.as_tensor(one).detach().double() for one in several]
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("how", thorough(DONE, DONE.keys() - QUICK))
 @pytest.mark.parametrize("name", ACTIONS)

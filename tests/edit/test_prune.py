@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from design_samples import CASES, DEPENDENT, INDEPENDENT, design, given
+from design_samples import DEPENDENT, INDEPENDENT, ONCE, design, given
 from hypothesis import given as drawn, settings, strategies as st
 from torch import nn
 
@@ -15,7 +15,7 @@ from headwise.edit import Pruned, prune
 from headwise.errors import ConfigError
 from headwise.models import find_heads, scale_heads
 
-every = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+every = pytest.mark.parametrize(("name", "options"), ONCE, ids=lambda value: str(value))
 
 
 def masked(module: nn.Module, heads: dict[int, list[int]], *args: Any, **options: Any) -> Any:
@@ -34,6 +34,7 @@ def removable(module: hw.nn.AttentionLayer) -> list[int]:
     return [0, 4] if group == 1 else list(range(group - 1, module.num_heads, group))
 
 
+@pytest.mark.thorough_beyond(6)
 @every
 def test_a_pruned_design_equals_the_masked_one(name: str, options: dict[str, Any]) -> None:
     module = design(name, options)
@@ -186,6 +187,7 @@ def test_heads_that_are_not_there_are_named(heads: Any, message: str) -> None:
     assert all(torch.equal(module.state_dict()[key], value) for key, value in before.items())
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(
     "pairs",
     [

@@ -105,6 +105,7 @@ def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
         load_checkpoint(other)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [

@@ -51,6 +51,7 @@ def ids() -> torch.Tensor:
     return torch.randint(TOKENIZER.vocab_size, (2, 23), generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.thorough_beyond(6)
 @every
 def test_later_tokens_change_nothing_before_them(name: str, options: dict[str, Any], ids: torch.Tensor) -> None:
     decoder, changed = made(name, options), ids.clone()
@@ -60,6 +61,7 @@ def test_later_tokens_change_nothing_before_them(name: str, options: dict[str, A
     assert not torch.allclose(one[:, 13:], other[:, 13:], atol=1e-2)
 
 
+@pytest.mark.thorough_beyond(4)
 @every
 def test_steps_with_a_cache_equal_one_pass(name: str, options: dict[str, Any], ids: torch.Tensor) -> None:
     decoder = made(name, options)
@@ -68,6 +70,7 @@ def test_steps_with_a_cache_equal_one_pass(name: str, options: dict[str, Any], i
     torch.testing.assert_close(torch.cat(steps, 1), decoder(ids), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough_beyond(4)
 @every
 def test_a_model_comes_back_as_it_went(name: str, options: dict[str, Any], ids: torch.Tensor, tmp_path: Path) -> None:
     decoder = made(name, options)
@@ -95,6 +98,7 @@ def test_it_writes_and_is_seen(name: str, options: dict[str, Any]) -> None:
     assert [note for note in report.notes[1:] if "head" in note] == ([] if remark is None else [remark])
 
 
+@pytest.mark.thorough_beyond(4)
 @every
 def test_branches_start_small_and_alike(name: str, options: dict[str, Any]) -> None:
     """Whatever the design calls its matrices, the map onto the residual stream starts 1/√(2·layers) times smaller."""

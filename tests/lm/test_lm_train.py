@@ -95,7 +95,7 @@ def interrupt_at(step: int) -> Any:
     return watch
 
 
-@pytest.mark.thorough_except("4")
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [1, 4, 7, 11])
 def test_a_run_that_is_interrupted_and_resumed_equals_one_that_is_not(file: Path, tmp_path: Path, step: int) -> None:
     run(file, tmp_path / "whole")

@@ -282,6 +282,7 @@ SPOILED: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_folder_that_will_not_do_says_why(tmp_path: Path, what: str) -> None:
     folder = saved(tmp_path / "model", "Llama", "ForCausalLM", byte_level())

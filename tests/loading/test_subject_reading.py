@@ -49,6 +49,7 @@ def checked(subject: LoadedModel, text: str) -> TokenizedText:
     return reading
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_pieces_are_the_text(subjects: dict[str, LoadedModel], name: str, text: str) -> None:

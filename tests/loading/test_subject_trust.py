@@ -91,6 +91,7 @@ def names(entry: dict[str, Any]) -> str:
     return names(value) if inner or name == "deep" else name
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("entry", REFUSED, ids=json.dumps)
 def test_what_asks_for_code_is_refused_by_name(folder: Path, entry: dict[str, Any]) -> None:
     edit(folder / "config.json", **entry)
@@ -110,6 +111,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "pruned"
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("entry", REFUSED, ids=json.dumps)
 def test_a_pruned_folder_may_not_ask_for_code_either(tmp_path: Path, pruned: Path, entry: dict[str, Any]) -> None:
     shutil.copytree(pruned, tmp_path / "pruned")
@@ -234,6 +236,7 @@ SIZES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("sizes", SIZES, ids=json.dumps)
 def test_sizes_that_the_weights_do_not_have_are_refused_before_memory_is_allocated(
     folder: Path, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch

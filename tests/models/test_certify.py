@@ -22,6 +22,7 @@ def certified(kind):
     return hw.models.certify(model, torch.randn(B, N, E, dtype=torch.float64))
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("way", [way for way in test_recognise.WAYS if way not in {"TwoPackages", "Grouped"}])
 def test_a_way_of_writing_attention_is_the_same_function(way):
     (one,) = found = certified(getattr(ways, way))

@@ -14,11 +14,13 @@ CELLS = [(family, feature) for family in FAMILIES for feature in FEATURES if app
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(("family", "feature"), each_value(CELLS), ids=lambda x: x if isinstance(x, str) else x.name)
 def test_family_computes_the_same(family, feature):
     FEATURES[feature](family)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_family_passes_its_mask_on(family, monkeypatch):
     """Without computing with it, so that it never takes n×m memory."""

@@ -82,6 +82,7 @@ def masked_and_pruned(model, x, gone):
     return masked, hw.edit.prune(model, {0: gone}, copy=True).model
 
 
+@pytest.mark.thorough_except("none-q.bias-shape0", "buffer-slopes-shape1")
 @pytest.mark.parametrize(
     ("way", "name", "shape"),
     [
@@ -129,6 +130,7 @@ def test_a_tensor_that_cannot_be_cut_is_named(way, name):
         hw.edit.prune(model, [1])
 
 
+@pytest.mark.thorough
 def test_numbers_that_two_layers_share_are_named():
     torch.manual_seed(0)
     child = Slopes(torch.rand(H))

@@ -52,7 +52,7 @@ def gradients(run, model, inputs):
     return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.thorough_except("Llama-right")
+@pytest.mark.thorough
 @pytest.mark.parametrize("padded", [None, "right", "left"], ids=["no mask", "right", "left"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_step_is_one_graph_with_the_numbers_of_the_uncompiled_one(kind, padded):
@@ -195,8 +195,8 @@ def test_observers_are_in_one_graph_and_what_edits_calls_or_returns_weights_is_n
             torch.compile(model, backend="eager", fullgraph=True)(**inputs, output_attentions=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # strict=True is deprecated
-@pytest.mark.thorough_except("Llama-right-False")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("padded", [None, "right"], ids=["no mask", "right"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,6 +220,7 @@ def test_an_attached_model_is_exported_for_any_batch_and_length(kind, padded, st
             torch.testing.assert_close(program(**given), Run()(**given))
 
 
+@pytest.mark.thorough_except("False")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_program_that_is_exported_under_observers_has_none(strict):

@@ -94,6 +94,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("kind", KINDS[:4], ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_torch_functions_give_what_they_give_for_the_dense_tensor(function, kind):

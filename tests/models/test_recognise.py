@@ -119,6 +119,7 @@ def check(call, name, expected, weights):
     torch.testing.assert_close(call.map[:], weights, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("way", [*WAYS, *LIBRARY_WAYS])
 def test_a_way_of_writing_attention_is_recognised(way, x):
     model = model_of(getattr(ways if way in WAYS else library_ways, way)())
@@ -406,6 +407,7 @@ def small(family: str, **options):
     return model, {"input_ids": ids, "attention_mask": mask}
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(
     ("family", "name", "scale"),
     [

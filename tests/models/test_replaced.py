@@ -35,6 +35,7 @@ def same(found, expected):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("way", REPLACED)
 def test_a_way_of_writing_attention_is_replaced_and_equal(way):
     model = model_of(getattr(ways, way)())
@@ -66,6 +67,7 @@ def test_weights_that_are_kept_are_computed_when_they_are_read(way):
         assert weights.made
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("miss", test_recognise.NEAR)
 def test_a_near_miss_is_never_replaced(miss):
     model = model_of(getattr(near_misses, miss)())
@@ -124,6 +126,7 @@ def test_attention_is_watched_whoever_computes_it(kind):
         torch.testing.assert_close(weights, expected[name])
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.filterwarnings("ignore:attach.model.. not attached")
 @pytest.mark.parametrize("kind", LEFT, ids=lambda kind: kind.__name__)
 def test_what_is_done_to_scores_and_weights_happens_exactly(kind):

@@ -148,6 +148,7 @@ def test_a_module_that_is_used_twice_is_attached_once():
         assert handle.attached == ("0",)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("way", ["SplitAfterProjection", "SlidingWindow", "WrittenSoftmax", "FoldedRotary", "Sinks"])
 def test_no_product_of_queries_and_keys_is_made(way):
     n = 311

@@ -80,6 +80,7 @@ WAYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("way", WAYS)

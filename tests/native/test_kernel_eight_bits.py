@@ -83,6 +83,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, score: tuple[Score
         )
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_masks(name: str, dtype: torch.dtype) -> None:
@@ -90,6 +91,7 @@ def test_masks(name: str, dtype: torch.dtype) -> None:
         check(*qkv(n=n, dtype=dtype), MASKS[name](2, n, 53))
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name: str) -> None:
     for mask in ("everything", "window and sinks", "nothing for some", "dense"):

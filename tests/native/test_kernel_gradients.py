@@ -56,6 +56,7 @@ def compare(
         assert (x.grad.double() - y.grad).norm() <= GRADIENT_LIMITS[q.dtype] * max(y.grad.norm(), 0.2 * size)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_gradients_under_masks(name: str, dtype: torch.dtype) -> None:
@@ -63,6 +64,7 @@ def test_gradients_under_masks(name: str, dtype: torch.dtype) -> None:
         compare(*qkv(n=n, dtype=dtype), MASKS[name](2, n, 53))
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_under_scores(name: str) -> None:
     for mask in ("everything", "window and sinks", "nothing for some", "dense"):

@@ -106,6 +106,7 @@ def test_rows_of_large_logits_sum_to_one(dtype: torch.dtype, n: int, m: int, d: 
         assert relative <= 1
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.every_target
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -82,6 +82,7 @@ def compare(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score: tuple[Score, ...
             close(decoded.statistics[statistic], expected.of(statistic), limit, 4e-6 * limit / 1e-5)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.every_target
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", LIMITS)
@@ -90,6 +91,7 @@ def test_masks(name: str, dtype: torch.dtype, n: int) -> None:
     compare(*qkv(n=n, dtype=dtype), MASKS[name](2, n, 53))
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", [name for name in SCORES if name != "two biases"])
 @pytest.mark.parametrize("n", [3, 37])
 def test_scores(name: str, n: int) -> None:

@@ -43,6 +43,7 @@ def check(weights: Tensor, keys: Tensor, expected: Truth, count: int) -> None:
     assert (names.sort(-1).values.diff(dim=-1) > 0).all()
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.every_target
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -54,6 +55,7 @@ def test_masks(name: str, dtype: torch.dtype) -> None:
             check(*top(q, k, count, mask), truth(q, k, mask), count)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name: str) -> None:
     q, k, _ = qkv()
@@ -135,6 +137,7 @@ def labels(b: int, size: int, kinds: int, seed: int) -> Tensor:
     return torch.randint(-1, kinds, (b, size), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mass_on_the_querys_label(name: str, dtype: torch.dtype) -> None:

@@ -73,6 +73,7 @@ def test_library_that_the_user_names_takes_the_place(monkeypatch: pytest.MonkeyP
     assert library().handle is not None
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("wanted", ORDER)
 def test_environment_chooses_a_target(wanted: str) -> None:
     """In a process of its own; one that the CPU cannot run is never taken."""

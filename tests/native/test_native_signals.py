@@ -123,6 +123,7 @@ def test_ctrl_c_ends_the_call_and_the_next_one_is_right(target: str) -> None:
     assert torch.equal(hw.attend(q, q, q, kernel="cpu"), expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.every_target
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_handlers_that_return_change_nothing_though_they_attend(dtype: torch.dtype, target: str) -> None:

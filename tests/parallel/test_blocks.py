@@ -55,6 +55,7 @@ def meet(q, k, v, rows, blocks, way):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif("cpu" not in kernels_here(), reason="no compiled kernel here, and no other gives statistics")
 @settings(max_examples=30, deadline=None)
 @given(**{**CUT, "score": CUT["score"].filter(lambda score: score not in REFUSED)})

@@ -1,6 +1,7 @@
 """Layers and models whose heads are spread over 2 and 4 processes against the same in one."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,27 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="Py
 EXACT = 1e-13
 
 
+def of_job(name: str) -> Callable[[Any], Any]:
+    """Marks a test of what that function of head_parallel_jobs.py finds: a job runs those that are asked for."""
+
+    def marked(test: Any) -> Any:
+        test.job = name
+        return test
+
+    return marked
+
+
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)])
 def answers(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
     """What every rank of one job says of the cases that tests ask for."""
     ranks: int = request.param
-    given = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    names = sorted({one["name"] for one in given if one.get("answers") == ranks and "name" in one})
+    tests = [item for item in request.session.items if hasattr(item, "callspec")]
+    tests = [item for item in tests if item.callspec.params.get("answers") == ranks]
+    names = sorted({item.callspec.params["name"] for item in tests if "name" in item.callspec.params})
+    jobs = ",".join(sorted({item.function.job for item in tests}))
 
     def run(folder: Path) -> Any:
-        programs = [(HERE / "head_parallel_jobs.py", rank, ranks, folder, *names) for rank in range(ranks)]
+        programs = [(HERE / "head_parallel_jobs.py", rank, ranks, folder, jobs, *names) for rank in range(ranks)]
         wrong = run_together(programs, folder, seconds=600)
         return wrong or [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -39,6 +52,7 @@ QUICK = ["2-gqa of few", "2-masks of heads"]
 
 @pytest.mark.thorough_except(*QUICK)
 @pytest.mark.parametrize("name", [case.name for case in CASES])
+@of_job("cases")
 def test_outputs_and_gradients_are_those_of_one_process(answers, name):
     for answer in answers:
         found = answer["cases"][name]
@@ -47,12 +61,15 @@ def test_outputs_and_gradients_are_those_of_one_process(answers, name):
         assert max(found.values()) < EXACT, found
 
 
+@of_job("waiting")
 def test_queries_keys_values_and_outputs_are_plain_tensors(answers):
     for answer in answers:
         assert answer["waiting"] == {"1": ["Tensor"] * 4, "3": ["Tensor"] * 4}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
+@of_job("half")
 def test_half_precision_is_as_exact_as_in_one_process(answers, mode):
     for answer in answers:
         one, many, dtype = answer["half"][mode]
@@ -62,6 +79,7 @@ def test_half_precision_is_as_exact_as_in_one_process(answers, mode):
 
 @pytest.mark.thorough_except(*QUICK)
 @pytest.mark.parametrize("name", [case.name for case in CASES if not case.wraps])
+@of_job("statistics")
 def test_gathered_maps_and_statistics_are_those_of_all_heads(answers, name):
     for answer in answers:
         found = answer["statistics"][name]
@@ -69,6 +87,8 @@ def test_gathered_maps_and_statistics_are_those_of_all_heads(answers, name):
         assert max(found.values()) < 1e-6, found
 
 
+@pytest.mark.thorough
+@of_job("decoding")
 def test_decoding_with_a_cache_is_that_of_one_process_and_holds_the_ranks_heads_alone(answers):
     held: dict[str, float] = {}
     for answer in answers:
@@ -84,6 +104,8 @@ def test_decoding_with_a_cache_is_that_of_one_process_and_holds_the_ranks_heads_
             assert held[name] == found["whole"]  # windows differ between heads, and each is held once
 
 
+@pytest.mark.thorough
+@of_job("writing")
 def test_a_spread_decoder_writes_the_same_text(answers):
     for answer in answers:
         for one, many in answer["writing"].values():
@@ -101,6 +123,7 @@ def test_a_spread_decoder_writes_the_same_text(answers):
         ("twice", "its heads are spread already: HeldHeads(head"),
     ],
 )
+@of_job("refusals")
 def test_what_cannot_be_dealt_out_is_told_with_its_numbers(answers, name, said):
     for answer in answers:
         assert said.replace("RANKS", str(len(answers))) in answer["refusals"][name]
@@ -113,6 +136,7 @@ def test_layers_of_every_design_that_can_be_spread_are_compared():
 
 
 @pytest.mark.parametrize("design", [name for name in hw.nn.DESIGNS if name not in SPREADABLE])
+@of_job("refusals")
 def test_designs_that_couple_their_heads_are_refused_by_name(answers, design):
     for answer in answers:
         said = answer["refusals"][design]
@@ -122,6 +146,7 @@ def test_designs_that_couple_their_heads_are_refused_by_name(answers, design):
         assert "CHANGED" not in said
 
 
+@of_job("checkpoints")
 def test_checkpoints_hold_the_whole_and_load_into_it(answers):
     ranks = len(answers)
     for answer in answers:
@@ -138,7 +163,9 @@ def test_checkpoints_hold_the_whole_and_load_into_it(answers):
     assert len({answer["checkpoints"]["config"] for answer in answers}) == ranks
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kv", ["4", "1"])
+@of_job("training")
 def test_training_with_clipped_gradients_is_that_of_one_process(answers, kv):
     for answer in answers:
         found = answer["training"][kv]
@@ -150,6 +177,7 @@ def test_training_with_clipped_gradients_is_that_of_one_process(answers, kv):
         assert found["weights"] < 1e-6
 
 
+@of_job("dropout")
 def test_each_rank_drops_weights_of_its_own_and_generators_stay_together(answers):
     ranks = len(answers)
     found = [answer["dropout"] for answer in answers]
@@ -159,6 +187,7 @@ def test_each_rank_drops_weights_of_its_own_and_generators_stay_together(answers
     assert len({one["y"] for one in found}) == 1
 
 
+@of_job("meshes")
 def test_one_dimension_of_a_larger_mesh(answers):
     if len(answers) != 4:
         pytest.skip("two dimensions of two ranks take four")
@@ -169,6 +198,7 @@ def test_one_dimension_of_a_larger_mesh(answers):
 
 
 @pytest.mark.parametrize("way", ["ring 2", "ulysses 1", "ring 4"])
+@of_job("meshes")
 def test_heads_and_sequence_each_over_a_dimension_of_a_mesh(answers, way):
     if len(answers) != 4:
         pytest.skip("two dimensions of two ranks take four")
@@ -176,6 +206,8 @@ def test_heads_and_sequence_each_over_a_dimension_of_a_mesh(answers, way):
         assert answer["meshes"][way] < EXACT
 
 
+@pytest.mark.thorough
+@of_job("watching")
 def test_a_record_numbers_heads_as_the_whole_layer_does(answers):
     held = 8 // len(answers)
     for rank, answer in enumerate(answers):
@@ -187,6 +219,8 @@ def test_a_record_numbers_heads_as_the_whole_layer_does(answers):
     assert len(set(places)) == len(places) == 6
 
 
+@pytest.mark.thorough
+@of_job("watching")
 def test_the_records_of_all_ranks_are_that_of_one_process_and_clip_alike(answers):
     for answer in answers:
         found = answer["watching"]
@@ -199,8 +233,10 @@ def test_the_records_of_all_ranks_are_that_of_one_process_and_clip_alike(answers
         assert found["weights"] < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("heads", ["8/4", "4/1", "8/8"])
 @pytest.mark.parametrize("way", ["head-parallel", "Ulysses", "ring", "ring, contiguous", "heads by ring"])
+@of_job("traffic")
 def test_bytes_sent_are_those_of_the_formulas(answers, way, heads):
     if way == "heads by ring" and (len(answers) != 4 or heads == "4/1"):
         pytest.skip("two dimensions of two ranks take four, and two key heads")

@@ -45,6 +45,7 @@ def found(model, tmp_path_factory):
     return measure_corpus(model, path, folder / "out.csv", measures=names, device="cpu", passages=3)
 
 
+@pytest.mark.thorough
 def test_no_text_becomes_code(found, model):
     for text in (corpus_page(found, "en"), report_page(hw.see("武松", model, sweep=found.passages), "en")):
         assert text.count("<script") == text.count("</script>")

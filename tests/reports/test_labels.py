@@ -77,7 +77,7 @@ def views(report: Report) -> dict[str, str]:
     return said
 
 
-@pytest.mark.thorough_except("few-True")
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [(1, 3, 8, 13), range(1, 14), range(14, 41, 2)], ids=["few", "short", "long"])
 def test_no_label_rests_on_fewer_queries_than_the_rule_says(lengths, causal):

@@ -67,6 +67,7 @@ def test_an_image_that_attends_to_text() -> None:
     assert float(found[1, 4, 7]) > 0.9
 
 
+@pytest.mark.thorough
 def test_the_picture_has_a_panel_for_each_word(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the view extra")
     figure = image_figure(maps(), picture(), tokens=list(WORDS), grid=(ROWS, COLUMNS), heads=[0], title="layer 3")

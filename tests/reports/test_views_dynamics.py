@@ -49,6 +49,7 @@ def test_each_panel_has_a_line_a_head_in_the_colour_of_its_last_role() -> None:
     assert words[-1] == "no role (4)"
 
 
+@pytest.mark.thorough
 def test_what_was_not_measured_says_so_and_one_look_is_drawn(tmp_path: Path) -> None:
     figure = dynamics_figure(history(bare=True))
     assert [[text.get_text() for text in axes.texts] for axes in (figure.axes[0], figure.axes[3])] == [

@@ -73,6 +73,7 @@ def test_a_map_shows_its_heads_and_exact_weights():
     assert shown.read_by == {"weights": shown.read_by["weights"]}  # that a map is shown is no reading of it
 
 
+@pytest.mark.thorough
 def test_a_large_map_is_pooled_and_says_so():
     page = amap(b=2, h=17, n=500, m=501)._repr_html_()
     assert page.count("<img") == 12

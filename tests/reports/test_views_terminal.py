@@ -145,6 +145,7 @@ def test_what_is_printed_first_fits_a_screen_and_ends_with_the_path(width, lang)
     assert in_language(caution, lang)[:12] in "\n".join(lines)
 
 
+@pytest.mark.thorough
 def test_eight_heads_with_their_evidence_begin_with_those_of_the_findings():
     report = many()
     text = printed(report, 100, everything=False)

@@ -79,6 +79,7 @@ def numbers(p: Tensor) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("way", ["fused", "added", "written"])
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_blocks_of_queries_are_measured_at_their_positions(kind, way):

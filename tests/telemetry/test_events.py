@@ -42,6 +42,7 @@ def test_modules_of_all_makers_publish_in_the_order_of_their_calls():
             assert_close(call.measured[name], again[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("design", hw.nn.DESIGNS)
 def test_a_design_publishes_once_the_map_that_it_returns(design):
     torch.manual_seed(2)

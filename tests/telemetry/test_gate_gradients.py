@@ -169,6 +169,7 @@ def test_a_layer_that_is_called_twice_is_one_gate():
     np.testing.assert_allclose(gates.importance().flat, expected.flat, rtol=1e-10)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_every_design_is_heard_or_says_why_not(name):
     torch.manual_seed(0)

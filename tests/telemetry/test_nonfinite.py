@@ -109,6 +109,7 @@ WHERE = {
 }
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("where", WHERE)
 def test_where_no_number_of_the_model_is_nan_the_last_finite_attention_is_named(where):
     model = ByHand().eval()

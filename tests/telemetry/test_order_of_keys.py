@@ -60,6 +60,7 @@ def distance(weights: Tensor, newest: int) -> Tensor:
 CONTEXTS: list[Callable[[], Any]] = [torch.no_grad, torch.inference_mode]
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("kv_heads", [H, 2])
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ BOTH = (REAL[:, :, None] & REAL[:, None])[:, None]
 LEFT = REAL.flip(1)
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("make", [Net, Layer])
 @pytest.mark.parametrize(("mask", "remark"), [
     (BOTH | EYE, "7 tokens at one end of a row of the batch attend to themselves alone"),

@@ -45,6 +45,7 @@ def test_new_largest_logit_is_tau_and_heads_that_are_well_stay(name):
     )
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(
     "build",
     [

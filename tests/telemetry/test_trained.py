@@ -192,6 +192,7 @@ def attached(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> Iterator[A
         yield handle
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("way", ["watch", "attach"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_eager_weights(kind: str, way: str) -> None:

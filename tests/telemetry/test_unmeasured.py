@@ -99,7 +99,7 @@ def test_a_call_that_only_the_model_can_compute_is_measured_by_its_weights(name,
     own._named_in.cache_clear()
 
 
-@pytest.mark.thorough_except("static-kind1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [{}, {"sliding_window": 6}])
 @pytest.mark.parametrize("cache", ["dynamic", "static", "sliding_window", "hybrid"])
 @torch.no_grad()

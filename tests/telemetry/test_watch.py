@@ -220,6 +220,7 @@ def test_totals_are_the_mean_over_all_rows():
     assert record.table().about["steps"] == 2
 
 
+@pytest.mark.thorough
 def test_numbers_do_not_depend_on_when_they_are_read():
     def watched(read_every):
         model, seen = mixed(), []
@@ -396,6 +397,7 @@ def test_learned_sinks_are_no_logits():
     assert record.latest["learned_sink_mass"][0, 0] > 0.99
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("design", sorted(hw.nn.DESIGNS))
 def test_every_design_is_watched_and_answers_the_same(design):
     torch.manual_seed(2)
@@ -716,6 +718,7 @@ def test_what_cannot_be_watched_is_named():
         record.model(torch.randn(1, 3, 8))
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

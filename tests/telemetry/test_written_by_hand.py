@@ -103,6 +103,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("how", WRITTEN)
 @torch.no_grad()
 def test_padded_queries_are_not_counted(how):
@@ -152,6 +153,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("how", COUNTED)
 @torch.no_grad()
 def test_queries_are_padding_where_they_are_tokens_of_the_keys(how):

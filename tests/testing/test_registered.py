@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES, given
+from design_samples import ONCE, given
 from hf_models import draw, hf_model, ids
 from samples import FORMULAS_OF_SCORES, MASKS, SCORES, kernels_here
 from test_anatomy_four_maps import made
@@ -21,6 +21,7 @@ from headwise.models import KINDS
 from headwise.reports.views import VIEWS
 from headwise.scores import Score, WithGap as ScoreWithGap
 from headwise.stats import GIVEN, MEASURES
+from parameters import thorough
 
 SIZES = 2, 6, 17, 29
 
@@ -60,11 +61,13 @@ def test_every_registered_mask_and_score_has_a_sample() -> None:
     assert not missing, "add it to MASKS, or to SCORES and FORMULAS_OF_SCORES, of tests/core/samples.py"
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", MASKS_HERE)
 def test_mask(name: str) -> None:
     testing.check_mask(MASKS_HERE[name](2, 17, 29), sizes=SIZES, aligned=name not in FROM_THE_FIRST)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("name", [name for name in SCORES if name not in ("two biases", "all")])
 def test_score(name: str) -> None:
     (score,) = SCORES[name](*SIZES)
@@ -72,7 +75,8 @@ def test_score(name: str) -> None:
     testing.check_score(score, formula and (lambda *x: formula(score, *x)), sizes=SIZES)
 
 
-@pytest.mark.parametrize("name", [*MEASURES, *GIVEN])
+@pytest.mark.thorough_beyond(4)
+@pytest.mark.parametrize("name", thorough([*MEASURES, *GIVEN], {"duplicate_mass", "induction_mass"}))
 def test_measure(name: str) -> None:
     kind = MEASURES.get(name) or GIVEN[name]
     if isinstance(kind, type) and not own(kind):
@@ -84,7 +88,7 @@ def test_measure(name: str) -> None:
         testing.check_measure(kind(), lambda *x: FORMULAS[name](x))
 
 
-@pytest.mark.thorough_except("triton_gpu", "cpu", "torch_blocks")
+@pytest.mark.thorough_except("triton_gpu", "cpu")
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel(name: str) -> None:
     if name not in kernels_here():
@@ -92,7 +96,8 @@ def test_kernel(name: str) -> None:
     testing.check_kernel(name)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@pytest.mark.thorough_beyond(7)
+@pytest.mark.parametrize(("name", "options"), ONCE, ids=str)
 def test_design(name: str, options: dict[str, Any]) -> None:
     # At its default sharpness a head of a convolution reads one place to rounding.
     testing.check_design(name, **({"sharpness": 2.0} if name == "convolution" else {}) | options)

@@ -61,6 +61,7 @@ def test_planted_errors_are_found_and_nothing_else(name: str):
     assert found((DATA / name).read_text(encoding="utf-8")) == PLANTED[name]
 
 
+@pytest.mark.thorough
 def test_a_listing_without_transposes_is_followed_with_names_that_the_text_leaves_out():
     result = audited(WITHOUT_TRANSPOSES)
     assert [line for line, _ in result.findings] == [10]

@@ -50,22 +50,21 @@ def test_a_wrong_answer_gets_the_smallest_input_on_which_it_is_wrong(headwise: C
     assert "num_heads = 2" in done.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         ("while True: pass", "took longer than 1 seconds"),
-        pytest.param("time.sleep(1000)", "took longer than 1 seconds", marks=pytest.mark.thorough),
-        pytest.param(
-            "return torch.ones(25_000_000_000)", "line 3: RuntimeError: .*allocate", marks=pytest.mark.thorough
-        ),
-        pytest.param("return [0] * 10 ** 11", "line 3: MemoryError", marks=pytest.mark.thorough),
-        pytest.param("while True: print('x' * 1000)", "printed more than 1 MiB", marks=pytest.mark.thorough),
-        pytest.param("os._exit(3)", "ended the process with code 3", marks=pytest.mark.thorough),
-        pytest.param("raise SystemExit", "line 3: SystemExit", marks=pytest.mark.thorough),
-        pytest.param("while True: x = [x]", "MemoryError", marks=pytest.mark.thorough),
-        pytest.param("return object()", "a value of type object", marks=pytest.mark.thorough),
-        pytest.param("return )", "line 3: SyntaxError", marks=pytest.mark.thorough),
-        pytest.param("return torch.zeros(400_000_000)", "too large|allocate", marks=pytest.mark.thorough),
+        ("time.sleep(1000)", "took longer than 1 seconds"),
+        ("return torch.ones(25_000_000_000)", "line 3: RuntimeError: .*allocate"),
+        ("return [0] * 10 ** 11", "line 3: MemoryError"),
+        ("while True: print('x' * 1000)", "printed more than 1 MiB"),
+        ("os._exit(3)", "ended the process with code 3"),
+        ("raise SystemExit", "line 3: SystemExit"),
+        ("while True: x = [x]", "MemoryError"),
+        ("return object()", "a value of type object"),
+        ("return )", "line 3: SyntaxError"),
+        ("return torch.zeros(400_000_000)", "too large|allocate"),
     ],
 )
 def test_code_that_misbehaves_is_ended_with_one_line(body: str, reason: str):
@@ -104,6 +103,7 @@ def f(kept, answers):
 """
 
 
+@pytest.mark.thorough
 def test_code_is_kept_from_files_network_and_other_processes(tmp_path: Path):
     kept = tmp_path / "kept.txt"
     kept.write_text("mine")

@@ -92,6 +92,7 @@ def marks(name: str, slow: bool = False) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] * slow + [pytest.mark.thorough] * (name in SECONDS)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize("claim", [pytest.param(c, id=c.id, marks=marks(c.id, c.slow)) for c in ALL])
 def test_measurement_gives_the_expected_verdict(claim: Claim) -> None:
     found = run([claim])[0]

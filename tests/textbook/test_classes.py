@@ -136,7 +136,9 @@ class Three(One):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (THREE, "defines 3 modules: One, Two, Three; name one of them: --module Three"),
+        pytest.param(
+            THREE, "defines 3 modules: One, Two, Three; name one of them: --module Three", marks=pytest.mark.thorough
+        ),
         pytest.param("x = 1\n", "defines no torch.nn.Module with a `forward`", marks=pytest.mark.thorough),
         pytest.param(
             RIGHT["separate"].replace("d_model, num_heads)", "d_model, num_heads, zeta)", 1),
@@ -173,6 +175,7 @@ def test_a_file_that_cannot_be_checked_gets_one_line(source: str, said: str):
     assert re.search(said, report.lines[0]), report.lines
 
 
+@pytest.mark.thorough
 def test_a_mistake_is_named_in_both_languages_with_line_shape_and_numbers(headwise: Command, tmp_path: Path):
     (tmp_path / "a.py").write_text(BLIND["scale: by the width of the model"])
     done = headwise("check", "multi-head-class", tmp_path / "a.py", "--seconds", "60")

@@ -13,6 +13,7 @@ from headwise_textbook.exercises.grade import difference, grade, lines
 from headwise_textbook.topics import exercises, find_exercise, topics
 
 
+@pytest.mark.thorough_beyond(16)
 @pytest.mark.parametrize("name", exercises())
 def test_an_answer_written_from_the_task_is_right(name: str):
     one = exercises()[name]

@@ -184,6 +184,7 @@ def test_the_picture_of_a_topic_is_there_in_both_languages(name: str):
         assert (GUIDE / "pictures" / f"{name}.{lang}.svg").read_text("utf-8").startswith("<svg")
 
 
+@pytest.mark.thorough_beyond(16)
 @pytest.mark.parametrize("name", exercises())
 def test_an_exercise_has_inputs_of_every_size_on_which_ours_agrees_with_itself(name: str):
     one = exercises()[name]

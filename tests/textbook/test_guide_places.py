@@ -108,6 +108,7 @@ def test_what_fits_several_places_shows_all(headwise: Command, query: str, match
         assert all(one in out for one in matches)
 
 
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(
     ("section", "nearest"),
     [

@@ -20,6 +20,7 @@ def sentences(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_padding_takes_weight_only_without_the_mask(sentences: Path) -> None:
     told = []
     report = reconstruct(sentences, progress=lambda what, done, of: told.append((done, of)))

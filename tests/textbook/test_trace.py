@@ -45,6 +45,7 @@ def traced(design: str, options: dict[str, Any], **more: Any) -> dict[str, Step]
     return {step.name: step for step in steps}
 
 
+@pytest.mark.thorough_beyond(6)
 @every
 def test_axes_say_what_the_shapes_are(design: str, options: dict[str, Any]) -> None:
     """One letter is one size in all steps, and the sizes are those that were asked for."""
@@ -57,6 +58,7 @@ def test_axes_say_what_the_shapes_are(design: str, options: dict[str, Any]) -> N
     assert sizes["h"] == (1 if design == "single_head" else 6)
 
 
+@pytest.mark.thorough_beyond(6)
 @every
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_shares_of_what_may_be_seen(design: str, options: dict[str, Any], causal: bool) -> None:

@@ -3,14 +3,14 @@
 >>> import pathlib, tempfile
 >>> from headwise.corpus import measure_corpus, merge
 >>> with tempfile.TemporaryDirectory() as folder:
-...     _ = pathlib.Path(folder, "text.txt").write_text("武松打虎。" * 20000, encoding="utf-8")
+...     for name in ("one.txt", "two.txt"):
+...         _ = pathlib.Path(folder, name).write_text("武松打虎。" * 40, encoding="utf-8")
 ...     options = {"measures": ["entropy"], "window": 64, "device": "cpu", "layers": [0]}
-...     parts = [f"{folder}/part-{i}.csv" for i in range(2)]
-...     for i, part in enumerate(parts):
+...     for i, part in enumerate(parts := [f"{folder}/part-{i}.csv" for i in range(2)]):
 ...         _ = measure_corpus(None, folder, part, shard=(i, 2), **options)
 ...     found = merge(parts, f"{folder}/all.csv")
 >>> found.total.tokens
-100000
+400
 """
 
 import os
