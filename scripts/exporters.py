@@ -234,13 +234,15 @@ def reason(error: Exception) -> str:
 
 
 def table(names: Iterable[str], columns: list[str]) -> str:
-    """The table in Markdown."""
+    """The table in Markdown, and below it why a system refuses a program."""
     versions = [f"{c} {importlib.metadata.version(COLUMNS[c][0]).partition('+')[0]}" for c in columns]
-    lines = [["", *versions], ["---"] * (len(columns) + 1)]
+    lines, refused = [["", *versions], ["---"] * (len(columns) + 1)], []
     for name in names:
-        lines.append([name, *row(name, columns)])
-        print(lines[-1], flush=True)
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        cells = row(name, columns)
+        print([name, *cells], flush=True)
+        lines.append([name, *(cell.partition(":")[0] for cell in cells)])
+        refused += [f"- {name}, {cell}\n" for cell in cells if ":" in cell]
+    return "".join([*(f"| {' | '.join(line)} |\n" for line in lines), "\n" * bool(refused), *refused])
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from baselines import baseline_losses
 
-from headwise.lm.checkpoint import load_checkpoint, save_model
+from headwise.base.read import write_tensors
+from headwise.lm.checkpoint import header_of, load_checkpoint
 from headwise.lm.model import Decoder, write
 from headwise.lm.texts import CharTokenizer, Corpus, read_text
 from headwise.lm.train import heldout_loss
@@ -38,7 +39,10 @@ def main() -> None:
     args = parser.parse_args()
     runs, files = args.run, args.files
     decoder, tokenizer, info = load_checkpoint(runs[-1])
-    save_model(PACKAGED, decoder, tokenizer, info, dtype=torch.float16)
+    # As `headwise.lm.checkpoint.read` puts them together: the low bytes [..., 0], then the high ones.
+    halves = {name: x.half().view(torch.uint8).unflatten(-1, (-1, 2)) for name, x in decoder.state_dict().items()}
+    weights = {name: x.movedim(-1, 0) for name, x in halves.items()}
+    write_tensors(PACKAGED, weights, header_of(decoder.config, tokenizer, info))
     size = PACKAGED.stat().st_size
     if size > MOST_BYTES:
         raise SystemExit(f"{PACKAGED} has {size:,} bytes, more than {MOST_BYTES:,}")

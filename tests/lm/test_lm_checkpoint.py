@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from headwise.base.read import write_tensors
 from headwise.errors import CheckpointError, ConfigError
-from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
+from headwise.lm.checkpoint import MODEL_FILE, header_of, load_checkpoint, read, save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.texts import CharTokenizer
 from headwise.nn.head_mixing import TalkingHeadsAttention
@@ -39,6 +39,19 @@ def test_a_model_comes_back_as_it_went(file: Path, by_folder: bool) -> None:
     assert info == {"step": 5, "说明": "试"}
     assert not decoder.training
     assert all(torch.equal(x, made().state_dict()[name]) for name, x in decoder.state_dict().items())
+
+
+def test_the_bytes_of_float16_come_back(tmp_path: Path) -> None:
+    halves = {name: x.half() for name, x in made().state_dict().items()}
+    weights = {name: torch.stack([x.view(torch.uint8)[..., k::2] for k in (0, 1)]) for name, x in halves.items()}
+    write_tensors(tmp_path / MODEL_FILE, weights, header_of(made().config, TOKENIZER, {}))
+    found = read(tmp_path / MODEL_FILE)[0]
+    assert all(x.dtype == torch.float16 and torch.equal(x, halves[name]) for name, x in found.items())
+    assert found.keys() == halves.keys() == load_checkpoint(tmp_path)[0].state_dict().keys()
+    other = {name: torch.zeros(3, dtype=torch.uint8) for name in halves}
+    write_tensors(tmp_path / MODEL_FILE, other, header_of(made().config, TOKENIZER, {}))
+    with pytest.raises(CheckpointError, match="the sizes require"):
+        load_checkpoint(tmp_path)
 
 
 def test_layers_with_sizes_of_their_own_come_back(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_wheel_runs_in_a_fresh_environment_without_a_compiler(tmp_path: Path
     assert "-any.whl" not in wheel.name
     assert ("-manylinux_" in wheel.name) == (sys.platform == "linux")  # auditwheel has checked it
     assert shipped(wheel) == package_files() | {LIBRARY}
-    assert wheel.stat().st_size <= 13_750_000
+    assert wheel.stat().st_size <= 13_500_000
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")

@@ -74,9 +74,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenize
         if config.num_layers > len(tensors):
             raise CheckpointError(
                 "{num_layers} layers in the configuration, but {count} tensors in the file",
-                num_layers=config.num_layers,
-                count=len(tensors),
-            )
+                num_layers=config.num_layers, count=len(tensors),
+            )  # fmt: skip
         try:
             with without_memory():
                 expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
@@ -106,7 +105,12 @@ def load_pretrained() -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and header of a checkpoint. CheckpointError if it is missing, damaged or not a checkpoint."""
     with reading(path, WHAT, missing=MAKES_ONE):
-        return read_tensors(path, FORMAT)
+        tensors, header = read_tensors(path, FORMAT)
+        for name, x in tensors.items():
+            # Float16 with all low bytes before all high ones: a wheel compresses them better apart.
+            if x.dtype == torch.uint8 and x.shape[:1] == (2,):
+                tensors[name] = x.movedim(0, -1).contiguous().view(torch.float16).squeeze(-1)
+        return tensors, header
 
 
 def header_of(config: DecoderConfig, tokenizer: CharTokenizer, info: Mapping[str, Any]) -> dict[str, str]:
@@ -173,8 +177,7 @@ def training_state(
 
 def _moments(tensors: Mapping[str, Tensor], i: int, parameter: Tensor) -> dict[str, Tensor]:
     prefix = f"optimizer.{i}."
-    names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
-    if not names:  # saved before the first step
+    if not any(name.startswith(prefix) for name in tensors):  # saved before the first step
         return {}
     found = {name: tensor_like(tensors, f"{prefix}{name}", parameter) for name in MOMENTS}
     step = tensors.get(f"{prefix}step")

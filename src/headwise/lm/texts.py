@@ -51,11 +51,8 @@ def not_utf8(path: str | os.PathLike[str], byte: int, offset: int) -> TextError:
     return TextError(
         "{path!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with iconv -f "
         "{encoding} -t UTF-8",
-        path=os.fspath(path),
-        byte=byte,
-        offset=offset,
-        encoding=encoding,
-    )
+        path=os.fspath(path), byte=byte, offset=offset, encoding=encoding,
+    )  # fmt: skip
 
 
 def nul(path: str | os.PathLike[str], offset: int) -> TextError:

@@ -148,7 +148,7 @@ def _read(name: str, lang: str) -> dict[str, Any]:
 
 def page(name: str, lang: str) -> str:
     """The text of a page."""
-    return files("headwise_textbook").joinpath("pages", lang, f"{name}.md").read_text(encoding="utf-8")
+    return files("headwise_textbook").joinpath(f"pages/{lang}/{name}.md").read_text(encoding="utf-8")
 
 
 def stored_output(text: str) -> tuple[str, str]:
