@@ -114,6 +114,7 @@ KNOWN: dict[str, set[str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", public())
 def test_a_public_name_is_explained(name: str) -> None:
     assert set(missing(public()[name])) - {**RESULTS, **KNOWN}.get(name, set()) == set()

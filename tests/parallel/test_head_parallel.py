@@ -47,10 +47,7 @@ def answers(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]
     return found
 
 
-QUICK = ["2-gqa of few", "2-masks of heads"]
-
-
-@pytest.mark.thorough_except(*QUICK)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [case.name for case in CASES])
 @of_job("cases")
 def test_outputs_and_gradients_are_those_of_one_process(answers, name):
@@ -77,7 +74,7 @@ def test_half_precision_is_as_exact_as_in_one_process(answers, mode):
         assert 1e-4 < many < 1.5 * one + 1e-3  # ranks round the parts of a sum that one process rounds once
 
 
-@pytest.mark.thorough_except(*QUICK)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [case.name for case in CASES if not case.wraps])
 @of_job("statistics")
 def test_gathered_maps_and_statistics_are_those_of_all_heads(answers, name):
