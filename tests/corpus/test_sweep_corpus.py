@@ -19,6 +19,7 @@ from headwise.corpus.sources import MOST, SHARE, Source, documents, find_sources
 from headwise.errors import ConfigError, TextError
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pytest.importorskip("pyarrow.parquet")
 
 
 def read(source, step, field="text"):

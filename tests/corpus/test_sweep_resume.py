@@ -101,6 +101,12 @@ def one_unit(tmp_path):
     return [write_jsonl(tmp_path / "one.jsonl", texts)]
 
 
+@pytest.fixture(autouse=True)
+def save_at_once(monkeypatch):
+    """These corpora take less time than lies between two saves."""
+    monkeypatch.setattr("headwise.corpus.work.SECONDS", 0.0)
+
+
 STRIDE = {"stride": 5}
 
 

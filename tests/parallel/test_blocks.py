@@ -64,7 +64,8 @@ def test_statistics_of_rectangles_join(mask, score, m, fewer, row_cuts, col_cuts
     weights = torch.rand(B, m, generator=torch.Generator().manual_seed(2))
     wanted = (
         LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE_VARIANCE, DISTANCE, RangeMass(0, 3, relative=False),
-        RangeMass(9, 200, relative=False), RangeMass(-4, 2, relative=True), KeyWeights(weights), LargestOther(weights > 0.3),
+        RangeMass(9, 200, relative=False), RangeMass(-4, 2, relative=True), KeyWeights(weights),
+        LargestOther(weights > 0.3),
     )  # fmt: skip
     with torch.no_grad():
         result, _, _ = run(Call(q, k, v, rule, statistics=wanted), "cpu")

@@ -30,7 +30,8 @@ from headwise.lm.loading.base import Maps
 from headwise.stats import Tokens
 
 ALL = -1  # in place of a file's number: all files
-SAVED = 4  # batches after which the sums of a unit are saved
+SAVED = 4  # batches after which the sums of a unit are saved,
+SECONDS = 10.0  # unless they were less than that ago
 Advance = Callable[[float, int], None]  # called with the bytes and tokens done since the last call
 
 
@@ -109,8 +110,9 @@ class Work:
     def measure(
         self, unit: Unit, advance: Advance, floors: Floors, before: Measured | None, save: Callable[[Measured], None]
     ) -> Measured:
-        """A whole unit, from what an earlier run has saved of it on, `before`. Every `SAVED` batches, `save` gets what
-        is measured so far, from which sums and passages continue with the same bits."""
+        """A whole unit, from what an earlier run has saved of it on, `before`. Every `SAVED` batches, but not
+        more often than every `SECONDS`, `save` gets what is measured so far, from which sums and passages continue with
+        the same bits."""
         found: dict[int, Tally] = {}
         digest = hashlib.sha256()
         collector = Collector(
@@ -120,14 +122,15 @@ class Work:
         if before is not None:
             found.update(before.sums)
             collector.restore(before.passages, before.places)
-        done, first, number = 0.0, 0 if before is None else before.batches, 0
+        done, first, number, saved = 0.0, 0 if before is None else before.batches, 0, time.monotonic()
 
         def so_far() -> Measured:
             return Measured(number, dict(sorted(found.items())), collector.collected(), collector.places())
 
         for number, batch in enumerate(batches(self._windows(unit, digest.update), self.batch)):
-            if number > first and number % SAVED == 0:
+            if number > first and number % SAVED == 0 and time.monotonic() - saved >= SECONDS:
                 save(so_far())
+                saved = time.monotonic()
             if number >= first:
                 self._run(batch, found, collector)
             share = sum(window.share for window in batch)
