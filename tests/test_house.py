@@ -387,6 +387,7 @@ SLOW_EXAMPLES = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("module", thorough(EXAMPLES, SLOW_EXAMPLES))
 def test_examples_in_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(module))

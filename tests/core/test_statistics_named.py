@@ -79,6 +79,7 @@ def strings(source: str) -> set[str]:
     return {node.value for node in nodes(source) if isinstance(node, ast.Constant)} & NAMES
 
 
+@pytest.mark.thorough_beyond(6)
 @pytest.mark.parametrize("room", sorted({path.partition("/")[0] for path in ROOMS}))
 def test_a_room_names_no_concrete_statistic(room: str) -> None:
     sources = {path: (SOURCE / path).read_text(encoding="utf-8") for path in ROOMS if path.partition("/")[0] == room}

@@ -38,6 +38,7 @@ def masked(model: Any, tokens: Tensor, **options: Any) -> Tensor:
     "bert-eager", "roberta-sdpa", "electra-eager", "distilbert-sdpa", "gpt2-eager", "opt-sdpa", "llama-eager",
     "mistral-sdpa", "qwen3-eager", "gemma-sdpa", "gemma2-eager", "gemma3-sdpa",
 )  # fmt: skip
+@pytest.mark.thorough_beyond(4)
 @pytest.mark.parametrize(
     ("name", "how"),
     [(name, how) for name in [*ENCODERS, *CAUSAL] for how in ("eager", "sdpa") if (name, how) != ("gemma2", "sdpa")],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headwise.base.run import Progress
 from headwise.masks import Span, State
-from headwise.rule import Rule, Terms, score_tile, sink_weight
+from headwise.rule import Rule, Terms, compute, score_tile, sink_weight
 
 COMPUTING = "computing rows"  # the stage reported to `progress=`
 
@@ -260,7 +260,8 @@ def scores_at(
 
 
 def rows_at(q: Tensor, k: Tensor, rule: Rule, query: Tensor) -> Tensor:
-    """The weights of one query of each head, whose numbers are in `query` [b, h]: [b, h, m] in float64."""
+    """The weights of one query of each head, whose numbers are in `query` [b, h]: [b, h, m] in float64, exact up to the
+    rounding of the scores, so that they sum to 1."""
     b, h, _, m = rule.grid
     some, place = query.unique(return_inverse=True)
     keys = torch.arange(m, device=q.device)
@@ -269,10 +270,10 @@ def rows_at(q: Tensor, k: Tensor, rule: Rule, query: Tensor) -> Tensor:
         x = x.expand(b, h, x.shape[2], m)
         return x if x.shape[2] == 1 else x.gather(2, place[..., None, None].expand(b, h, 1, m))
 
-    terms = rule.terms(q[..., :0].double())
+    terms = rule.terms(compute(q[..., :0]))
     own = q.gather(2, query[..., None, None].expand(b, h, 1, q.shape[3]))
     added = map(pick, terms.added_at(some, keys))
-    scores = score_tile(own.double(), k.double(), rule.scale, terms.soft_cap, added)
+    scores = score_tile(own, k, rule.scale, terms.soft_cap, added).double()
     scores.masked_fill_(~pick(rule.mask.allowed(some, keys, rule.grid)), -torch.inf)
     total = scores.logsumexp(-1)
     if terms.sinks is not None:
