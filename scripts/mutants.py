@@ -100,6 +100,9 @@ MUTANTS = [
             ("bucket = bucket + (offset > 0) * buckets", "bucket = bucket + (offset >= 0) * buckets"),
             ("bucket = torch.where(distance < exact,", "bucket = torch.where(distance < exact - 1,"),
         ]),
+        ("kernels/joint.py", KERNELS, [
+            ("self.sinks -= (mass * delta.squeeze(-1)).sum((0, 2))", "self.sinks += (mass * delta.squeeze(-1)).sum((0, 2))"),
+        ]),
         ("kernels/torch_blocks.py", KERNELS, [
             ("total = total.mul_(keep).add_(weights.sum(-1))", "total = total.add_(weights.sum(-1))"),
             ("base = new_top.masked_fill(new_top == -torch.inf, 0.0)", "base = new_top"),
@@ -107,7 +110,6 @@ MUTANTS = [
             ("delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)", "delta = d_out.sum(-1, keepdim=True)"),
             ("            d_scores.mul_(call.rule.scale)\n", ""),
             ("d_weights = drop(grouped(d_out, values.mT), rows, cols)", "d_weights = grouped(d_out, values.mT)"),
-            ("self.sinks -= (mass * delta.squeeze(-1)).sum((0, 2))", "self.sinks += (mass * delta.squeeze(-1)).sum((0, 2))"),
             ("rows_out.masked_fill_(poison, torch.nan)", "pass"),
             ("self.seed + rows.start * self.m + cols.start", "self.seed + rows.start * self.m"),
             ("d_scores.mul_(slope if allowed is None", "d_scores.mul_(1.0 if allowed is None"),
@@ -135,7 +137,7 @@ MUTANTS = [
             ("min(max(end - cols.start, 0), cols.size)", "min(max(end, 0), cols.size)"),
         ]),
         ("stats/keys.py", BLOCKS, [
-            ("return KeyWeights(self.weights[:, cols.start : cols.stop])", "return KeyWeights(self.weights[:, : cols.stop - cols.start])"),
+            ("return type(self)(self.weights[:, cols.start : cols.stop])", "return type(self)(self.weights[:, : cols.stop - cols.start])"),
         ]),
         ("rule/tiles.py", MEASURES, [
             ("target = self.positions + offset - self.tokens.start", "target = self.positions + offset"),

@@ -47,6 +47,10 @@ def test_the_bytes_of_float16_come_back(tmp_path: Path) -> None:
     write_tensors(tmp_path / MODEL_FILE, weights, header_of(made().config, TOKENIZER, {}))
     found = read(tmp_path / MODEL_FILE)[0]
     assert all(x.dtype == torch.float16 and torch.equal(x, halves[name]) for name, x in found.items())
+    sizes = (2,), (2, 1), (2, 0), (2, 3, 0), (2, 1, 1, 5)
+    of_sizes = {str(size[1:]): torch.zeros(size, dtype=torch.uint8) for size in sizes}
+    write_tensors(tmp_path / "sizes", of_sizes, header_of(made().config, TOKENIZER, {}))
+    assert all(name == str(tuple(x.shape)) for name, x in read(tmp_path / "sizes")[0].items())
     assert found.keys() == halves.keys() == load_checkpoint(tmp_path)[0].state_dict().keys()
     other = {name: torch.zeros(3, dtype=torch.uint8) for name in halves}
     write_tensors(tmp_path / MODEL_FILE, other, header_of(made().config, TOKENIZER, {}))

@@ -122,15 +122,16 @@ class Work:
         if before is not None:
             found.update(before.sums)
             collector.restore(before.passages, before.places)
-        done, first, number, saved = 0.0, 0 if before is None else before.batches, 0, time.monotonic()
+        done, number, saved = 0.0, 0, time.monotonic()
+        last = first = 0 if before is None else before.batches
 
         def so_far() -> Measured:
             return Measured(number, dict(sorted(found.items())), collector.collected(), collector.places())
 
         for number, batch in enumerate(batches(self._windows(unit, digest.update), self.batch)):
-            if number > first and number % SAVED == 0 and time.monotonic() - saved >= SECONDS:
+            if number - last >= SAVED and time.monotonic() - saved >= SECONDS:
                 save(so_far())
-                saved = time.monotonic()
+                last, saved = number, time.monotonic()
             if number >= first:
                 self._run(batch, found, collector)
             share = sum(window.share for window in batch)

@@ -109,7 +109,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
         for name, x in tensors.items():
             # Float16 with all low bytes before all high ones: a wheel compresses them better apart.
             if x.dtype == torch.uint8 and x.shape[:1] == (2,):
-                tensors[name] = x.movedim(0, -1).contiguous().view(torch.float16).squeeze(-1)
+                tensors[name] = (x[1].short() << 8 | x[0]).view(torch.float16)
         return tensors, header
 
 
