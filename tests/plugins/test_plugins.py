@@ -38,7 +38,8 @@ def run(*command: str, folders: tuple[Path, ...] = (PACKAGE,)) -> subprocess.Com
 @pytest.mark.thorough
 def test_the_tests_over_the_registries_hold_for_it():
     words = "cosine or einsum or test_extras"
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfp", "-k", words, *map(str, SUITES))
+    thorough = "not slow and not bench and not wheel"
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfp", "-m", thorough, "-k", words, *map(str, SUITES))
     assert done.returncode == 0, done.stdout[-3000:]
     passed = [line.partition("::")[0] for line in done.stdout.splitlines() if line.startswith("PASSED")]
     assert {Path(name).name for name in passed} == {path.name for path in SUITES}

@@ -29,7 +29,7 @@ def test_a_class_is_one_table_with_the_commonest_counterexample(headwise: Comman
     assert rows == [
         ["pupil", "split-heads", "right"], ["anna", "✓", "1/1"], ["ben", "✗", "0/1"], ["chen", "✗", "0/1"],
     ]  # fmt: skip
-    assert re.search(r"✗ 2 × split-heads: x = \[1×2×2\].*num_heads = 2.*\(ben, chen\)", done.out)
+    assert re.search(r"✗ 2 × split-heads: x = \[1×\d×\d\].*num_heads = \d.*\(ben, chen\)", done.out)
     assert "files of no exercise: 1 (chen/notes.py)" in done.out
     seed = re.search(r"--seed (\d+) repeats them", done.out)[1]
     assert seed != "0"
