@@ -354,7 +354,9 @@ def test_nothing_is_read_beyond_the_end(dtype: torch.dtype, mask: str) -> None:
             run(q, k, v, which, bias)
         return True
 
-    assert in_child(work) == 0
+    # At the fork, another thread may hold a lock of the sanitizers' allocator, for which the child waits for ever.
+    code = in_child(work)
+    assert (in_child(work) if code is None else code) == 0
 
 
 def test_guards_notice() -> None:
